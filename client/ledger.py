@@ -104,20 +104,24 @@ def _entry(message: Message) -> dict[str, Any]:
 
 
 def _summed(message: Message, config: ConfigRecord | None) -> dict[str, Any]:
-    """Return a masked sum's round, silos and their blocks, for readers of the ledger."""
+    """Return the model of a fit by sums, and a masked sum's round, silos and their blocks."""
     kind = message.metadata.message_type
-    if config is None or wire.SUM not in config:
+    if config is None:
         return {}
+    asks = kind == wire.TRAIN_SUMS and wire.SUMS_OF in config
+    of: dict[str, Any] = {"asked": wire.asked_sums(config[wire.SUMS_OF])} if asks else {}
+    if wire.SUM not in config:
+        return of
     try:
         if wire.kind_of(kind).summed:
             found = decode_together(config[wire.SUM])
             number, names = wire.whole(config.get(wire.ROUND)), list(found.members)
-            return {"summed": {"round": number, "silos": names, "blocks": list(found.blocks)}}
+            return of | {"summed": {"round": number, "silos": names, "blocks": list(found.blocks)}}
         if kind != wire.MASKED_SUM:
             return {}
         asked = decode_sum(config.get(wire.SUM))
     except wire.WireError:
-        return {}  # refused
+        return of  # refused
     blocks = [[name for name, _ in block] for block in asked.blocks]
     return {"summed": {"round": asked.round, "silos": list(asked.members), "blocks": blocks}}
 
@@ -191,6 +195,7 @@ class Total:
         tensors: names of arrays → shapes as text.
         values: names of metrics and other entries, as keys.
         apart: why the silo was moved out of its group → first and last round of that.
+        asked: model that was fitted by sums → groups, or silos alone, in which it was.
     """
 
     rounds: tuple[int, int]
@@ -200,6 +205,7 @@ class Total:
     tensors: dict[str, str] = field(default_factory=dict)
     values: dict[str, None] = field(default_factory=dict)
     apart: dict[str, tuple[int, int]] = field(default_factory=dict)
+    asked: dict[str, dict[str, None]] = field(default_factory=dict)
 
 
 def totals(entries: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], Total]:
@@ -219,6 +225,8 @@ def totals(entries: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], Total]
         if why := str(entry.get("apart", "")):
             first, last = total.apart.get(why, (number, number))
             total.apart[why] = (min(first, number), max(last, number))
+        if asked := str(entry.get("asked", "")):
+            total.asked.setdefault(asked, {})[str(entry.get("purpose", ""))] = None
         tensors, values = entry.get("tensors"), entry.get("values")
         for one in tensors if isinstance(tensors, list) else ():
             if isinstance(one, dict):

@@ -119,6 +119,9 @@ def _print_totals(found: Mapping[tuple[str, str], Total], file: Path) -> None:
         for why, rounds in total.apart.items() if kind == TRAIN else ():
             said = f"{run}, rounds {_span(rounds)}: quarantined: {why}"
             console.print(said, markup=False, soft_wrap=True)
+        for asked, groups in total.asked.items():
+            said = f"{run}, {kind}: {asked}; group: {', '.join(groups)}"
+            console.print(said, markup=False, soft_wrap=True)
     replies, size = sum(t.messages for t in found.values()), sum(t.bytes for t in found.values())
     text = f"{replies} replies, {size:,} bytes of arrays in total: {file}"
     console.print(text, markup=False, soft_wrap=True)

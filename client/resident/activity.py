@@ -96,10 +96,11 @@ class ActivityLog:
         }
         log.log(
             self._level,
-            "run %s round %s:%s%s trained in %.2f s, %s sent",
+            "run %s round %s:%s%s %s in %.2f s, %s sent",
             *(name, fields["round"]),
             f" {fields['strategy']}," if "strategy" in fields else "",
             f" group of {size}," if size else "",
+            "answered" if fields.get("strategy") in wire.UNTRAINED else "trained",
             *(run.seconds, _size(run.bytes)),
             extra=fields,
         )

@@ -39,8 +39,10 @@ from coterie.engine.port import (
 from tests.kit import until
 
 
-def message(kind: str = wire.TRAIN, text: str = "", round: str = "1") -> Message:
-    content = RecordDict({"config": ConfigRecord({"text": text, wire.STRATEGY: "fedavg"})})
+def message(
+    kind: str = wire.TRAIN, text: str = "", round: str = "1", strategy: str = "fedavg"
+) -> Message:
+    content = RecordDict({"config": ConfigRecord({"text": text, wire.STRATEGY: strategy})})
     made = Message(content, dst_node_id=1, message_type=kind, group_id=round)
     made.metadata.__dict__["_message_id"] = "id"
     made.metadata.__dict__["_run_id"] = 5
@@ -206,7 +208,9 @@ def test_the_log_has_a_line_for_a_run_for_each_round_and_for_the_end(
     world: World, own_signals: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.connections = [[message(text="1"), message(text="raise"), message(text="2", round="2")]]
-    world.connections[0] += [message(text="again", round="2"), message(text="signal")]
+    world.connections[0] += [message(text="again", round="2")]
+    world.connections[0] += [message(round="3", strategy="regression")]
+    world.connections[0] += [message(text="signal")]
     world.host.stop_on_signals()
     with caplog.at_level(logging.INFO, logger="coterie.silo"):
         world.host.run()
@@ -215,6 +219,7 @@ def test_the_log_has_a_line_for_a_run_for_each_round_and_for_the_end(
         "takes part in run 5: strategy 'fedavg'",
         "run 5 round 1: fedavg, trained in 0.00 s, 0.0 kB sent",
         "run 5 round 2: fedavg, trained in 0.00 s, 0.0 kB sent",
+        "run 5 round 3: regression, answered in 0.00 s, 0.0 kB sent",
         "stopping: leaving run 5 in round 1",
         "ended by SIGTERM",
     ]
