@@ -280,9 +280,28 @@ def build_regression_page(fitted: Fitted, name: str) -> Page:
                 for one in groups
                 for name in references_of(one.fit.state)
             ),
+            *_without(fitted),
             *([OF_COX] if model == COX else []),
         ],
     )
+
+
+def _without(fitted: Fitted) -> Iterator[str]:
+    """Yield which columns have no coefficient, as all rows of a fit have the same value."""
+    found = dict[str, str]()
+    for fit in fitted.fits.fits:
+        if fit.state.done:
+            kept = zip(fit.state.words[:-1], fit.state.arrays["used"], strict=True)
+            referred = references_of(fit.state)
+            names = [name for name, used in kept if not used and name not in referred]
+            found |= {fit.name: listed(names)} if names else {}
+    effect = (
+        " If this value is not 0, the intercept contains its effect, and is compared only with "
+        "intercepts that contain it too."
+    )
+    if found:
+        text = "A column with the same value in all rows of a fit has no coefficient there: "
+        yield text + wire.reasons(found) + effect * (fitted.settings["model"] != COX)
 
 
 def _lead(groups: Sequence[Group]) -> str:

@@ -225,7 +225,7 @@ def references_of(state: State) -> list[str]:
 def in_intercept(state: State) -> set[str]:
     """Return the columns without a coefficient here whose effect the intercept contains.
 
-    They are not 0 in all rows: the categories compared with, and those that all rows have.
+    They are the categories compared with, and columns with one value in all rows, other than 0.
     """
     names, arrays = state.words[:-1], state.arrays
     without = ~arrays["used"][-len(arrays[CENTRES]) :] & (arrays[CENTRES] != 0)
@@ -233,20 +233,17 @@ def in_intercept(state: State) -> set[str]:
 
 
 def _scaled(settings: Mapping[str, Any], state: State, total: Arrays) -> dict[str, NDArray[Any]]:
-    """Return the deviations; 0 for a category of no row, of every row, or compared with."""
+    """Return the deviations; 0 for a column with one value in all rows, or compared with."""
     centres = state.arrays[CENTRES]
     widths = np.sqrt(np.asarray(total[SQUARES]) / float(total[COUNT][0]))
     constant = widths <= CONSTANT * np.abs(centres)
-    names = np.array(state.words[intercepts(settings) : -1])
-    if bad := [name for name in names[constant] if EQUALS not in name]:
-        raise FitError(f"{', '.join(bad)} is constant: name the columns without it")
     if constant.all() and not intercepts(settings):
         raise FitError("all columns are constant: name others")
     widths[constant | state.arrays[REFERENCE]] = 0.0
     scale = {CENTRES: centres, WIDTHS: widths, REFERENCE: state.arrays[REFERENCE]}
     if settings["model"] == COX:
-        return {**scale, BETA: np.zeros(len(names)), EVENTS: state.arrays[EVENTS]}
-    return {**scale, BETA: np.append(state.arrays["first"], np.zeros(len(names)))}
+        return {**scale, BETA: np.zeros(len(widths)), EVENTS: state.arrays[EVENTS]}
+    return {**scale, BETA: np.append(state.arrays["first"], np.zeros(len(widths)))}
 
 
 def _stepped(settings: Mapping[str, Any], state: State, total: Arrays) -> State:

@@ -143,12 +143,29 @@ def test_if_no_row_has_the_first_category_others_are_compared_with_the_next(mode
     assert any("compared with sex = m" in note for note in page.notes)
 
 
-def test_an_intercept_that_contains_a_category_is_not_compared() -> None:
-    rows = {f"s{seed}": test_regression.rows_of(seed, "poisson") for seed in range(3)}
-    silos = {n: with_kinds(one, "m" if n == "s2" else "f") for n, one in rows.items()}
-    (group,) = regression_summary(fitted_of(silos, "poisson"))["groups"]
+@pytest.mark.parametrize("model", ["poisson", "cox"])
+@pytest.mark.parametrize(
+    ("name", "kinds", "ward", "in_intercept"),
+    [("sex = m", "m", None, True), ("ward", "mf", 7.0, True), ("ward", "mf", 0.0, False)],
+)
+def test_a_column_with_one_value_at_a_silo_is_left_out_there_and_in_an_intercept_if_not_0(
+    model: str, name: str, kinds: str, ward: float | None, in_intercept: bool
+) -> None:
+    of = test_cox.rows_of if model == "cox" else partial(test_regression.rows_of, model=model)
+    silos = {f"s{seed}": with_kinds(of(seed), "mf", "fm") for seed in range(3)}
+    silos["s2"] = with_kinds(silos["s2"], kinds, "fm")
+    for seed, rows in enumerate(silos.values()):
+        values = np.random.default_rng(9 + seed).normal(size=len(rows))
+        if seed == 2 and ward is not None:
+            values = np.full(len(rows), ward)
+        rows.inputs.append(Column("ward", values))
+    fitted = fitted_of(silos, model)
+    (group,) = regression_summary(fitted)["groups"]
     compared = {one["name"]: one for one in group["coefficients"]}
-    for name, where in (("(intercept)", {"s0", "s1"}), ("dose", {*silos}), ("sex = m", set())):
-        for kind in ("alone", "partly-pooled"):
-            assert set(compared[name][kind]) == where, (name, kind)
-    assert compared["sex = m"]["estimate"]["value"]
+    expected = {"dose": {*silos}, name: {"s0", "s1"}}
+    if model != "cox":
+        expected["(intercept)"] = {"s0", "s1"} if in_intercept else {*silos}
+    for what, where in expected.items():
+        found = [set(compared[what][kind]) for kind in ("alone", "partly-pooled")]
+        assert found == [where] * 2, what
+    assert any(f"alone s2: {name}" in note for note in build_regression_page(fitted, "r").notes)

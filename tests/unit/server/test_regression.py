@@ -163,7 +163,6 @@ def _together(silos: Mapping[str, Rows]) -> Rows:
 
 RNG = np.random.default_rng(5)
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
-    "a constant": ("linear", {"ward": np.full(300, 7.0)}, "ward is constant"),
     "twice the same": ("linear", {"again": rows_of(0, "linear").inputs[0].values}, "again depend"),
     "a few others": ("linear", {"rare": (np.arange(300) > 295) * 1.0}, "same value of rare"),
     "separation": ("logistic", {}, "coefficients of sign have no .*separation"),
