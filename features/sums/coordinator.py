@@ -188,7 +188,7 @@ def _read(asking: Asking, question: Question, reply: Message | None, name: str) 
         raise wire.WireError("it did not answer in time.")
     if reply.has_error():
         kind = _TooFarError if reply.error.code == wire.TOO_FAR else wire.WireError
-        raise kind(reply.error.reason.removeprefix(f"silo {name!r} "))
+        raise kind(str(reply.error.reason).removeprefix(f"silo {name!r} "))
     if asking.masking is not None:
         return decode_masked(asking.family, question, reply.content)
     samples = asking.silos[name].num_examples
