@@ -236,6 +236,9 @@ def _halved(asking: Asking, fit: Fit, why: Mapping[str, str]) -> Fit:
 
 
 def _failed(fit: Fit, why: str) -> Fit:
+    if fit.left_out:
+        why = f"{why.rstrip('.')}. The fit was of {wire.some(fit.members)} only. Left out: "
+        why += wire.reasons(fit.left_out)
     log.warning("%s: %s", fit.name, why)
     return replace(fit, failed=why)
 

@@ -190,7 +190,7 @@ def _started(
             raise FitError("no row has an event: there is nothing to explain")
         return {**found, EVENTS: sums[-1:]}
     if model == "logistic" and not 0 < mean < 1:
-        raise FitError(f"all rows have the same {target}: there is nothing to explain")
+        raise FitError(f"all rows have the same {column_of(target)}: there is nothing to explain")
     if model == "poisson" and not mean > 0:
         raise FitError(f"all counts of {target} are 0: there is nothing to explain")
     links = {"logistic": lambda: math.log(mean / (1 - mean)), "poisson": lambda: math.log(mean)}

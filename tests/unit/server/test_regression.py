@@ -593,6 +593,13 @@ def test_without_any_result_the_run_fails_with_the_reasons(tmp_path: Path) -> No
         regress(tmp_path / "typo", sites(tmp_path / "others"), columns="agee")
     with pytest.raises(FederationError, match=r"no survival curve could be.*sends no sums"):
         regress(tmp_path / "s", nodes, model="survival", at="9")
+    nodes = sites(tmp_path / "few")
+    for node, events in zip(nodes, (3, 4, 5, 0), strict=True):
+        lines = [f"{row},{row % 7},f,{'yes' if row < events else 'no'}" for row in range(150)]
+        Path(str(node["data.data"])).write_text("\n".join(["age,dose,sex,ill", *lines]))
+    why = r"all: all rows have the same ill: .* was of d only. Left out: a: .*few.*; c: "
+    with pytest.raises(FederationError, match=why):
+        regress(tmp_path / "t", nodes)
     why = reason(ask(wire.TRAIN_SUMS, nodes[0], strategy="hcct", task="heart"))
     assert "only in runs with strategy regression" in why
     assert unpacked(np.arange(6.0), 3).tolist() == [[0, 1, 2], [1, 3, 4], [2, 4, 5]]
