@@ -151,9 +151,12 @@ class Regression:
             return None
         times = int(state.arrays.get("refused", np.zeros(1))[0])
         if times >= MOST_STEPS:
+            step = state.arrays[BETA] - state.arrays["before"]
             raise FitError(
-                f"{times} halved steps still went too far. Name the columns without those that "
-                f"are very skewed, or nearly determine {state.words[-1]}"
+                f"{times} halved steps still went too far, mostly for "
+                f"{_longest(settings, state.words, step)}: its values may be very skewed, or "
+                f"determine {state.words[-1]}, fully or nearly (separation). Name the columns "
+                "without it"
             )
         return replace(state, arrays={**_halved(state), "refused": np.array([times + 1])})
 
@@ -327,12 +330,17 @@ def _is_flat(along: Array, hessian: Array, first: Array) -> bool:
     return bool(along @ hessian @ along < FLAT * (along @ first @ along))
 
 
+def _longest(settings: Mapping[str, Any], words: Sequence[str], along: Array) -> str:
+    """Return the column along which a step (p,) in scaled columns is longest."""
+    columns = intercepts(settings)
+    return words[columns + int(np.argmax(np.abs(along[columns:])))]
+
+
 def _endless(
     settings: Mapping[str, Any], words: Sequence[str], steps: int, along: Array, *, flat: bool
 ) -> str:
     """Return why steps along a direction (p,) do not end: separation where the loss is flat."""
-    columns = intercepts(settings)
-    name = words[columns + int(np.argmax(np.abs(along[columns:])))]
+    name = _longest(settings, words, along)
     if not flat:
         return (
             f"the fit did not converge in {steps} steps, mostly for {name}: its values may be very "

@@ -162,10 +162,16 @@ def _together(silos: Mapping[str, Rows]) -> Rows:
 
 
 RNG = np.random.default_rng(5)
+SIZE = RNG.normal(0, 1, 300)
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "twice the same": ("linear", {"again": rows_of(0, "linear").inputs[0].values}, "again depend"),
     "a few others": ("linear", {"rare": (np.arange(300) > 295) * 1.0}, "same value of rare"),
     "separation": ("logistic", {}, "coefficients of sign have no .*separation"),
+    "a threshold": (
+        "logistic",
+        {"size": SIZE, "outcome": (SIZE > 0.5) * 1.0},
+        "mostly for size: .*separation",
+    ),
     "no classes": ("logistic", {"outcome": RNG.normal(0, 1, 300)}, "needs two classes"),
     "no counts": ("poisson", {"outcome": RNG.normal(0, 1, 300)}, "needs counts"),
     "one class": ("logistic", {"outcome": np.ones(300)}, "all rows have the same outcome"),
