@@ -236,8 +236,8 @@ def outcomes(
 class Curve:
     """Values over rounds. ``label`` is written at the end; without one the line is thin.
 
-    ``thin`` makes the line thin even with a label. ``stops`` draws a cross: the curve ends on
-    purpose.
+    ``thin`` makes the line thin even with a label. ``dots`` marks each value. ``stops`` draws a
+    cross: the curve ends on purpose.
     """
 
     x: Sequence[float]
@@ -249,6 +249,7 @@ class Curve:
     band: tuple[Sequence[float], Sequence[float]] | None = None
     stops: bool = False
     thin: bool = False
+    dots: bool = False
 
 
 def curves(
@@ -276,7 +277,7 @@ def curves(
             alpha=1.0 if line.label and not line.thin else 0.5,
             ls=(0, (5, 2)) if line.dashed else "-",
             zorder=3 if line.label else 2,
-            marker="o" if len(line.x) == 1 and not line.stops else None,
+            marker="o" if line.dots or (len(line.x) == 1 and not line.stops) else None,
             ms=4,
         )
         if line.stops and len(line.x):

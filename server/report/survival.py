@@ -7,8 +7,6 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from coterie.features.sums.coordinator import Fit
 from coterie.features.sums.regression.survival import EVENTS, SURVIVAL, Step, curve, log_rank
 from coterie.pictures import charts
@@ -33,10 +31,12 @@ from coterie.server.runs.record.metrics import p_text
 MOST_NAMED = 12
 """Most curves of which those of silos have a name in the picture."""
 NOTE = (
-    "The estimate is Kaplan's and Meier's, with Greenwood's variance, on times rounded up to the "
-    "agreed ones: a row counts as at risk until its interval ends. A silo is left out if it has "
-    "few events or censored rows in an interval, or few rows after the last (statistics_from). "
-    "If groups were found by training on the same rows, p of a test between them is too small."
+    "The estimate is Kaplan's and Meier's, with Greenwood's variance, of times rounded up to the "
+    "agreed ones: a row that is censored between two of them counts as at risk until the later "
+    "one. Survival is therefore overestimated: slightly if few rows are censored between two "
+    "times, and more times make the error smaller. A silo is left out if it has few events or "
+    "censored rows in an interval, or few rows after the last (statistics_from). If groups were "
+    "found by training on the same rows, p of a test between them is too small."
 )
 
 
@@ -133,7 +133,10 @@ def _table(steps: Sequence[Step]) -> Table:
 
 
 def _pictures(fitted: Fitted, curves: dict[str, list[Step]]) -> Iterator[Picture]:
-    """Yield the curves as steps, those of silos of a group thin and without their band."""
+    """Yield the curves, those of silos of a group thin and without their band.
+
+    Lines are straight between the agreed times, as nothing is known of the steps there.
+    """
     grouped, shown = fits_to_show(fitted), _all_fits(fitted)
     found = dict(zip((fit.name for fit in grouped), colours(len(grouped)), strict=True))
     lines = []
@@ -141,17 +144,18 @@ def _pictures(fitted: Fitted, curves: dict[str, list[Step]]) -> Iterator[Picture
         steps, whole = curves[fit.name], fit.name in found
         label = _title(fit).partition(" (")[0]
         named = label if whole or len(shown) <= MOST_NAMED else ""
-        times = np.repeat([0.0, *(one.time for one in steps)], 2)[1:].tolist()
+        times = [0.0, *(one.time for one in steps)]
         middle, low, high = (
-            np.repeat([1.0, *(getattr(one, part) for one in steps)], 2)[:-1].tolist()
-            for part in ("survival", "low", "high")
+            [1.0, *(getattr(one, part) for one in steps)] for part in ("survival", "low", "high")
         )
         band = (low, high) if whole else None
         colour = found.get(fit.name, ALONE)
-        lines.append(
-            charts.Curve(times, middle, colour, named, tip=label, band=band, thin=not whole)
+        line = charts.Curve(
+            times, middle, colour, named, label, band=band, thin=not whole, dots=True
         )
-    caption = "Kaplan-Meier estimates at the agreed times, with their 95% intervals as bands."
+        lines.append(line)
+    caption = "Kaplan-Meier estimates at the agreed times, joined by straight lines, and their 95% "
+    caption += "intervals as bands."
     caption += " Thin lines: silos." if len(shown) > len(grouped) else ""
     unit, title = "share without an event", "Survival"
     draw = partial(charts.curves, lines, title=title, unit=unit, x="time")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +58,9 @@ def test_sums_give_the_estimate_and_the_test_of_all_rows_together() -> None:
         for name, of in (("survival", found), ("low", ends.low), ("high", ends.high)):
             own = [getattr(one, name) for one in curve(SETTINGS, state.arrays)]
             assert own == pytest.approx(of.evaluate(TIMES), rel=1e-6)
+        time, event = rows
+        exact = ecdf(CensoredData(uncensored=time[event > 0], right=time[event == 0])).sf
+        assert (found.evaluate(TIMES) > exact.evaluate(TIMES)).all(), "as the page says"
     one, two, three = (state.arrays for state, *_ in groups)
     expected = logrank(*(row_by_row(*rows) for _, *rows in groups[:2]))
     assert log_rank([one, two]) == pytest.approx((expected.statistic**2, expected.pvalue), rel=1e-6)
@@ -66,18 +68,19 @@ def test_sums_give_the_estimate_and_the_test_of_all_rows_together() -> None:
     assert log_rank([one]) is None
 
 
-def test_curves_are_drawn_as_steps() -> None:
+def test_curves_join_the_estimates_at_the_agreed_times() -> None:
     states = fitted(0, 1)[0], fitted(2)[0]
     fits = Fit("A", ("a", "b"), states[0]), Fit("alone a", ("a",), states[1])
     page = page_of_fits(Fitted("relapse", "regression", SETTINGS, "", Fits(fits)), "r")
     (axes,) = page.pictures[0].draw(WIDE).figure.axes
     assert len(axes.lines) == 2 and len(axes.collections) == 1, "one has a band"
     for line, state in zip(axes.lines, states, strict=True):
-        x, y = map(np.asarray, line.get_data())
         values = [1.0, *(one.survival for one in curve(SETTINGS, state.arrays))]
-        for end, pair in zip(TIMES, pairwise(values), strict=True):
-            assert y[x == end].tolist() == list(pair)
-        assert y[x == 0].tolist() == [1.0]
+        assert [list(part) for part in line.get_data()] == [[0.0, *TIMES], values]
+        assert line.get_marker() == "o"
+    ends = axes.collections[0].get_paths()[0].vertices
+    last = curve(SETTINGS, states[0].arrays)[-1]
+    assert {last.low, last.high} <= {y for x, y in ends if x == TIMES[-1]}
 
 
 def test_long_times_are_named_in_full_and_can_be_asked_for_again() -> None:
