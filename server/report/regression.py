@@ -50,6 +50,8 @@ PARTLY = (
     "its errors are beside τ² (empirical Bayes). The intervals contain the error of the mean, but "
     "not that of τ²: with few silos they are too narrow."
 )
+MOST_FIGURES = 8
+"""Most figures of a ratio."""
 DIFFERENT = 0.05
 """Level of the test whether silos differ in any coefficient."""
 HEAD = ("coefficient", "value", "standard error", "95%", "p")
@@ -447,8 +449,13 @@ def _with_interval(one: Estimate) -> str:
 
 
 def _ratio(one: Estimate) -> str:
-    low, middle, high = (_exp(x) for x in (one.low, one.value, one.high))
-    return f"{wire.readable(middle)} ({interval(low, high)})"
+    """Return exp of a coefficient in enough figures that its limits differ from it and from 1."""
+    ratios = [_exp(x) for x in (one.value, one.low, one.high)]
+    for figures in range(3, MOST_FIGURES + 1):
+        texts = [wire.readable(ratio, figures=figures) for ratio in ratios]
+        if not {"1", texts[0]} & {*texts[1:]}:
+            break
+    return f"{texts[0]} ({texts[1]} to {texts[2]})"
 
 
 def interval(low: float, high: float) -> str:

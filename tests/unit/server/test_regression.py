@@ -30,7 +30,7 @@ from coterie.features.sums.contract import (
     encode_answer,
     settings_text,
 )
-from coterie.features.sums.coordinator import Fits
+from coterie.features.sums.coordinator import Fit, Fits
 from coterie.features.sums.regression.design import design_of
 from coterie.features.sums.regression.keys import RegressionKeys
 from coterie.features.sums.regression.newton import Regression, unpacked
@@ -330,6 +330,32 @@ def _check_page(folder: Path) -> None:
     assert "coterie regress logistic --task heart --each-alone<" in text
     assert "The silos differ in dose: no single coefficient fits all." in text
     assert "All silos (4 silos, 433 of 480 rows)" in text, "the others lack a dose"
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "shown"),
+    [
+        (0.7, 0.1, "2.01 (1.66 to 2.45)"),
+        (0.027, 0.002, "1.027 (1.023 to 1.031)"),
+        (-0.0172, 0.0086, "0.9829 (0.9665 to 0.9997)"),
+        (0.0, 1e-12, "1 (1 to 1)"),
+    ],
+)
+def test_a_ratio_has_enough_figures_to_tell_its_limits_from_it_and_from_1(
+    value: float, error: float, shown: str
+) -> None:
+    arrays: Arrays = {
+        **{"count": np.full(1, 300.0), "used": np.ones(2, np.bool_), "loss": np.ones(1)},
+        **{"coefficients": np.array([0, value]), "covariance": np.eye(2) * error**2},
+        **{"reference": np.zeros(1, np.bool_), "centres": np.zeros(1)},
+    }
+    state = State(arrays, ("(intercept)", "age", "ill = yes"), done=True)
+    settings = {"model": "logistic", "columns": [], "target": ""}
+    fits = Fits((Fit("all", ("a", "b"), state),))
+    (table,) = build_regression_page(
+        Fitted("t", "regression", settings, "", fits), "r"
+    ).tables.values()
+    assert table.rows[1][-1] == shown
 
 
 def test_inference_is_that_of_the_textbook() -> None:
