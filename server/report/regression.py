@@ -52,6 +52,7 @@ PARTLY = (
 )
 MOST_FIGURES = 8
 """Most figures of a ratio."""
+NO_RESULT = "There is no result."
 DIFFERENT = 0.05
 """Level of the test whether silos differ in any coefficient."""
 HEAD = ("coefficient", "value", "standard error", "95%", "p")
@@ -249,12 +250,13 @@ def build_regression_page(fitted: Fitted, name: str) -> Page:
     """Return the complete page, ready to be rendered."""
     groups, model = groups_of(fitted), fitted.settings["model"]
     events = sum(one.events or 0 for one in groups)
-    target = groups[0].fit.state.words[-1] if groups else ""
+    of = f" of {groups[0].fit.state.words[-1]}" if groups else ""
+    between = {title: table for title, table in _between(groups).items() if table.rows}
     return Page(
-        title=f"{model.capitalize()} regression of {target}",
+        title=f"{model.capitalize()} regression{of}",
         subtitle=f"run {name} · task {fitted.task} · fitted by sums over silos "
         f"in {fitted.fits.exchanges} exchanges",
-        lead=_lead(groups),
+        lead=_lead(groups) or NO_RESULT,
         figures={
             "silos": str(len({name for one in groups for name in one.fit.members})),
             "rows": f"{sum(one.rows for one in groups):,}",
@@ -265,27 +267,37 @@ def build_regression_page(fitted: Fitted, name: str) -> Page:
         pictures=list(_pictures(groups)),
         tables={
             **{_title(one): _coefficients(one, model) for one in groups},
-            **_between(groups),
+            **between,
             "Silos left out": left_out(fitted),
         },
         folds=list(_folds(groups, model)),
         commands={"Fit again": again(fitted)},
-        notes=[
-            "The coefficients are those of one regression on all rows of the group together. "
-            "Intervals and p-values assume that rows are independent and that all silos of the "
-            "group have the same coefficients; the tables of differences between silos test the "
-            "latter. p-values are not adjusted for the number of coefficients, but silos are said "
-            "to differ only if they do after Bonferroni's correction.",
-            *(
+        notes=[*_notes(fitted, groups, compared=bool(between))] if groups else [],
+    )
+
+
+def _notes(fitted: Fitted, groups: Sequence[Group], *, compared: bool) -> Iterator[str]:
+    tested = (
+        "the tables of differences between silos test the latter"
+        if compared
+        else "only --each-alone tests the latter"
+    )
+    corrected = ", but silos are said to differ only if they do after Bonferroni's correction"
+    yield (
+        "The coefficients are those of one regression on all rows of the group together. Intervals "
+        "and p-values assume that rows are independent and that all silos of the group have the "
+        f"same coefficients; {tested}. p-values are not adjusted for the number of coefficients"
+        f"{corrected * compared}."
+    )
+    for one in groups:
+        for name in references_of(one.fit.state):
+            yield (
                 f"{_title(one)}: others of its column are compared with {name}, as no row has the "
                 "first category."
-                for one in groups
-                for name in references_of(one.fit.state)
-            ),
-            *_without(fitted),
-            *([OF_COX] if model == COX else []),
-        ],
-    )
+            )
+    yield from _without(fitted)
+    if fitted.settings["model"] == COX:
+        yield OF_COX
 
 
 def _without(fitted: Fitted) -> Iterator[str]:
@@ -427,8 +439,11 @@ def _pictures(groups: Sequence[Group]) -> Iterator[Picture]:
         if rows:
             title = f"Coefficient of {name}"
             draw = partial(estimates.ranges, rows, title=title, unit="value with its 95% interval")
-            caption = "Squares: each silo alone; circles: partly pooled. Diamonds: all rows of the "
-            caption += "group, and the random-effects mean over silos."
+            caption = "Squares: each silo alone. " * any(not one.whole for one in rows)
+            caption += "Circles: partly pooled. " * any(one.partly is not None for one in rows)
+            caption += "Diamonds: all rows of the group"
+            random = any(group.spread_of(name) is not None for group in groups)
+            caption += ", and the random-effects mean over silos." if random else "."
             table = Table(
                 ("estimate", "value", "95%"),
                 [

@@ -14,6 +14,7 @@ from coterie.pictures.page import Page, Picture, Table
 from coterie.pictures.style import ALONE
 from coterie.server.report.race_words import listed
 from coterie.server.report.regression import (
+    NO_RESULT,
     again,
     around_groups,
     build_regression_page,
@@ -91,6 +92,7 @@ def _build_page(fitted: Fitted, name: str) -> Page:
     shown = _all_fits(fitted)
     curves = {fit.name: curve(fitted.settings, fit.state.arrays) for fit in shown}
     lead, tests = "There is no second group or silo to compare.", dict[str, Table]()
+    lead = lead if shown else NO_RESULT
     if test is None and len(fits) > 1:
         events = any(fit.state.arrays[EVENTS].any() for fit in fits)
         lead = "Survival cannot be compared."
@@ -107,14 +109,14 @@ def _build_page(fitted: Fitted, name: str) -> Page:
         subtitle=f"run {name} · task {fitted.task} · counted by sums over silos",
         lead=lead,
         warnings=failures(fitted),
-        pictures=list(_pictures(fitted, curves)),
+        pictures=list(_pictures(fitted, curves)) if shown else [],
         tables={
             **{_title(fit): _table(curves[fit.name]) for fit in shown},
             **tests,
             "Silos left out": left_out(fitted),
         },
         commands={"Count again": again(fitted)},
-        notes=[NOTE],
+        notes=[NOTE] if shown else [],
     )
 
 

@@ -352,10 +352,11 @@ def test_a_ratio_has_enough_figures_to_tell_its_limits_from_it_and_from_1(
     state = State(arrays, ("(intercept)", "age", "ill = yes"), done=True)
     settings = {"model": "logistic", "columns": [], "target": ""}
     fits = Fits((Fit("all", ("a", "b"), state),))
-    (table,) = build_regression_page(
-        Fitted("t", "regression", settings, "", fits), "r"
-    ).tables.values()
+    page = build_regression_page(Fitted("t", "regression", settings, "", fits), "r")
+    (table,) = page.tables.values()
     assert table.rows[1][-1] == shown
+    assert page.pictures[0].caption == "Diamonds: all rows of the group."
+    assert "--each-alone" in page.notes[0] and "differences" not in page.notes[0]
 
 
 def test_inference_is_that_of_the_textbook() -> None:
@@ -521,8 +522,12 @@ def test_a_silo_that_sends_steps_astray_makes_nobody_be_left_out(
 
     with pytest.raises(FederationError, match=why) as e:
         regress(tmp_path / "r", Tap(nodes, change=change))
-    (found,) = read_fitted(tmp_path / "r" / SUMS).groups
+    fitted = read_fitted(tmp_path / "r" / SUMS)
+    (found,) = fitted.groups
     assert found.members == NAMES and not found.left_out and found.failed in str(e.value)
+    page = build_regression_page(fitted, "r")
+    assert page.title == "Logistic regression" and not (page.notes or page.pictures)
+    assert page.lead == "There is no result." and found.failed in page.warnings[0]
 
 
 def test_a_silo_that_refuses_every_step_does_not_end_the_fit(
@@ -594,8 +599,9 @@ def test_a_silo_that_is_left_out_of_its_group_is_shown_alone(tmp_path: Path) -> 
     assert [one["group"] for one in shown] == ["all", "alone d"]
     page = build_regression_page(found, "r")
     assert any(title.startswith("Silo d (1 silo, ") for title in page.tables)
-    table = page.pictures[0].table
-    assert table is not None
+    table, caption = page.pictures[0].table, page.pictures[0].caption
+    assert caption.startswith("Squares: each silo alone. Circles: partly pooled. Diamonds: ")
+    assert table is not None and caption.endswith("random-effects mean over silos.")
     assert [row[0] for row in table.rows] == [
         *("a", "b", "c"), "Together", "random effects", "Silo d",
     ]  # fmt: skip

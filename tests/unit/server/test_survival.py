@@ -100,6 +100,9 @@ def test_groups_without_events_are_not_called_too_few() -> None:
     assert page.lead == "There are no events, so survival cannot be compared."
     page = page_of_fits(Fitted("relapse", "regression", SETTINGS, "", Fits(fits[:1])), "r")
     assert page.lead == "There is no second group or silo to compare."
+    failed = Fits((Fit("all", ("a",), failed="it is lost"),))
+    page = page_of_fits(Fitted("relapse", "regression", SETTINGS, "", failed), "r")
+    assert page.lead == "There is no result." and not (page.pictures or page.notes)
 
 
 def test_silos_are_compared_though_one_is_left_out_of_their_group() -> None:
