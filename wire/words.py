@@ -63,7 +63,8 @@ def asked_sums(settings: object, inputs: Sequence[str] = (), targets: Sequence[s
 
     Args:
         settings: of the fit, as JSON. Any other text is returned as it is.
-        inputs, targets: those of the task, if known; a fit that names none is of all of them.
+        inputs: the task's, if known; a fit that names no column has all of them.
+        targets: the same.
     """
     try:
         found = json.loads(str(settings))

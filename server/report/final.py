@@ -17,7 +17,7 @@ from coterie.server.report.view import collaboration_text
 from coterie.server.runs.letters import letters_of
 from coterie.server.runs.record import Evaluations, Run, SiloFacts, read_whole
 from coterie.system.commandline import print_json
-from coterie.system.terminal import say
+from coterie.system.terminal import aside, say
 
 if TYPE_CHECKING:
     from coterie.pictures.page import Table as Rows
@@ -83,6 +83,8 @@ def _print_answers(console: Console, run: Run, *, as_json: bool) -> None:
     made = of_command(run.folder)
     assert made is not None  # the run is complete, so its answers are there
     page, figures = made
+    for text in page.warnings:
+        say(aside(Console(stderr=True)), f"warning: {text}", highlight=False)
     if as_json:
         print_json(figures)
         return
@@ -101,8 +103,6 @@ def _print_answers(console: Console, run: Run, *, as_json: bool) -> None:
                 say(console, f"\n{title}", highlight=False)
                 _print_rows(console, shown)
         say(console, f"{page.lead} {page.detail}")
-    for text in page.warnings:
-        say(console, f"warning: {text}", highlight=False)
     _write_report(console, run.folder)
 
 

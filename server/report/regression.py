@@ -204,11 +204,6 @@ def again(fitted: Fitted) -> str:
     return shlex.join(line) + " --secure" * fitted.masked
 
 
-def failures(fitted: Fitted) -> list[str]:
-    """Return why fits have no result, a warning each."""
-    return [f"{fit.name}: no result. {fit.failed}" for fit in fitted.fits.fits if fit.failed]
-
-
 def left_out(fitted: Fitted) -> Table:
     """Return each silo that is not, or no longer, in a fit, the fit, and why."""
     left = [
@@ -218,6 +213,18 @@ def left_out(fitted: Fitted) -> Table:
     ]
     left += [(silo, NO_NUMBER, why) for silo, why in sorted(fitted.silent.items())]
     return Table(("silo", "fit", "why"), left)
+
+
+def warnings_of(fitted: Fitted) -> list[str]:
+    """Return what to look at first: how many silos are in no fit, and fits without a result."""
+    left = {name: why for fit in fitted.groups for name, why in fit.left_out.items() if fit.members}
+    left |= {name: why for name, why in fitted.silent.items() if wire.OTHER_TASK not in why}
+    of = len(left.keys() | {name for fit in fitted.fits.fits for name in fit.members})
+    why = {name: text.removeprefix(f"silo {name!r} ") for name, text in sorted(left.items())}
+    are = "is" if len(left) == 1 else "are"
+    lost = f"{len(left)} of {wire.counted(of, 'silo')} {are} not in the fit: {wire.reasons(why)}"
+    failed = [f"{fit.name}: no result. {fit.failed}" for fit in fitted.fits.fits if fit.failed]
+    return [lost] * bool(left) + failed
 
 
 def _plain_group(group: Group) -> dict[str, Any]:
@@ -263,7 +270,7 @@ def build_regression_page(fitted: Fitted, name: str) -> Page:
             **({"rows with an event": f"{events:,}"} if model == COX else {}),
             "groups": str(len(groups)),
         },
-        warnings=failures(fitted),
+        warnings=warnings_of(fitted),
         pictures=list(_pictures(groups)),
         tables={
             **{_title(one): _coefficients(one, model) for one in groups},

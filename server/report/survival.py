@@ -19,12 +19,12 @@ from coterie.server.report.regression import (
     around_groups,
     build_regression_page,
     colours,
-    failures,
     fits_to_show,
     interval,
     left_out,
     regression_summary,
     title_of,
+    warnings_of,
 )
 from coterie.server.runs.fitted import Fitted
 from coterie.server.runs.record.metrics import p_text
@@ -63,7 +63,8 @@ def _compared(fitted: Fitted) -> tuple[Sequence[Fit], tuple[float, float] | None
 
 def _all_fits(fitted: Fitted) -> list[Fit]:
     shown = fits_to_show(fitted)
-    return [*shown, *(f for f in fitted.alone.values() if f.state.done and f not in shown)]
+    whole = {fit.members for fit in shown}  # where only one silo is left, its group is it alone
+    return [*shown, *(f for f in fitted.alone.values() if f.state.done and f.members not in whole)]
 
 
 def _summary(fitted: Fitted) -> dict[str, Any]:
@@ -108,7 +109,7 @@ def _build_page(fitted: Fitted, name: str) -> Page:
         title="Survival",
         subtitle=f"run {name} · task {fitted.task} · counted by sums over silos",
         lead=lead,
-        warnings=failures(fitted),
+        warnings=warnings_of(fitted),
         pictures=list(_pictures(fitted, curves)) if shown else [],
         tables={
             **{_title(fit): _table(curves[fit.name]) for fit in shown},

@@ -19,6 +19,8 @@ from coterie.strategies.rounds.roster import DescribedRoster, Silo
 
 CHECK_AGAIN_S = 1.0
 """Interval of checks whether skipped silos must be asked after all."""
+AWAY = "it is enrolled, and is not connected or does not answer."
+"""Why such a silo takes no part."""
 SERVES = re.compile(r"serves task ((?:'[^']{1,256}'(?:, )?)+)")
 """Matches the tasks in the reason of a silo that refuses because it serves others."""
 
@@ -79,6 +81,14 @@ class EnrolledRoster(DescribedRoster):
         if described is not None:
             self._heard[node] = described.name, described.tasks or (described.task,)
         return described
+
+    def absent(self) -> dict[str, str]:
+        """Return silo → why it takes no part: those that were refused, and all enrolled ones."""
+        names = {} if self.enrolled is None else self.enrolled()
+        here = {silo.name for silo in self._by_node.values()}
+        away = {n: self._elsewhere(node, names) or AWAY for node, n in names.items()}
+        found = {**away, **self.refused, **self.elsewhere}
+        return {name: why for name, why in found.items() if name not in here}
 
     def _forget_what_is_old(self) -> None:
         """Have silos asked after all if earlier facts about them have expired."""

@@ -304,7 +304,7 @@ def _ask(
     stated = {wire.PROTOCOL_KEY: wire.PROTOCOL, wire.TASK: config.task, **terms(config)}
     stated |= {wire.RUN: record.folder.name, **hashes}
     deadline_s = config.round_timeout
-    absent = {**roster.refused, **roster.elsewhere}
+    absent = roster.absent()
     if given is not None:
         judgement = ask_for_evaluations(
             *(engine, recording.silos, given.judgement, given.models, stated),

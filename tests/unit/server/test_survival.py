@@ -11,16 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Message
+from rich.console import Console
 from scipy.stats import CensoredData, ecdf, logrank
 
+from coterie.client.app import app
+from coterie.engine.inprocess import InProcessGrid
 from coterie.features.sums.contract import FitError, Question, State, added
 from coterie.features.sums.coordinator import Fit, Fits
 from coterie.features.sums.regression.silo import Regressing, counts_until
 from coterie.features.sums.regression.survival import Survival, curve, log_rank
 from coterie.pictures.style import WIDE
 from coterie.server.report.command import write_report
+from coterie.server.report.final import print_final
 from coterie.server.report.survival import page_of_fits
+from coterie.server.runs.config import RunConfig
 from coterie.server.runs.fitted import Fitted
+from coterie.server.runs.run import execute
 from tests.commands import coterie
 from tests.kit import Tap, restart_silos
 from tests.unit.server.test_cox import Array, rows_of, sites
@@ -221,4 +227,24 @@ def test_a_run_shows_curves_and_leaves_out_a_silo_that_lies(tmp_path: Path) -> N
     text = write_report(str(tmp_path / "r"))[0].read_text()
     assert "Survival does not differ between the 3 silos beyond chance" in text
     assert "coterie regress survival --task relapse --at 10 --each-alone<" in text
+    assert "1 of 4 silos is not in the fit: d: its answer is impossible: " in text
     assert "Log-rank test" in text and "Silo a, Silo b and Silo c" in text
+
+
+def test_of_a_single_silo_that_is_left_the_curve_is_shown_once_and_the_others_are_named_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    restart_silos()
+    silos = [{**one, "sums": "regression,alone" * (one["name"] == "a")} for one in sites(tmp_path)]
+    keys = {"strategy": "regression", "task": "relapse", "min-silos": 2, "wait-for-silos": 0.2}
+    keys |= {"model": "survival", "at": "10", "each-alone": True, "runs-dir": str(tmp_path)}
+    grid = InProcessGrid(app, silos)
+    names = {**dict(zip(grid.nodes(), NAMES, strict=True)), 99: "west"}
+    folder = tmp_path / "r"
+    execute(grid, RunConfig.read(keys), run_id=1, folder=folder, enrolled=lambda: names)
+    print_final(Console(), folder)
+    shown = capsys.readouterr()
+    first = " ".join(shown.err.split())
+    assert first.startswith("warning: 4 of 5 silos are not in the fit: b, c, d: ")
+    assert "silo.toml or `--share-sums` allows it; west: it is enrolled, and is not" in first
+    assert "Together (1 of 4 silos, " in shown.out and "Silo a" not in shown.out
