@@ -187,7 +187,7 @@ def _fitted(policy: Policy, about: About) -> str:
     if not families or about.epsilon:
         return "not shared (sums)"
     unit = " persons" if about.persons else ""
-    of = "your rows together with other silos'" if policy.secure else "all your rows"
+    of = "your training rows together with other silos'" if policy.secure else "your training rows"
     return (
         f"the coordinator learns sums over {of}, for {' and '.join(families)}"
         f"{', also of you alone' * ('alone' in policy.sums)}; no sum is over fewer than "

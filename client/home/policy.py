@@ -177,7 +177,7 @@ class Policy:
         tuple[Literal["regression", "trees", "alone"], ...],
         In(
             "policy",
-            "Models that may be fitted by exact sums over all rows of this silo, which the "
+            "Models that may be fitted by exact sums over this silo's training rows, which the "
             'coordinator sees (in secure runs, only over groups): "regression" (coterie regress); '
             '"trees" (strategy trees: in bins of every column, rows and derivatives of the loss, '
             "from which labels follow). "

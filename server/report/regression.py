@@ -291,9 +291,10 @@ def _notes(fitted: Fitted, groups: Sequence[Group], *, compared: bool) -> Iterat
     )
     corrected = ", but silos are said to differ only if they do after Bonferroni's correction"
     yield (
-        "The coefficients are those of one regression on all rows of the group together. Intervals "
-        "and p-values assume that rows are independent and that all silos of the group have the "
-        f"same coefficients; {tested}. p-values are not adjusted for the number of coefficients"
+        "The coefficients are those of one regression on all training rows of the group together; "
+        "each silo keeps its test rows out of the sums. Intervals and p-values assume that rows "
+        "are independent and that all silos of the group have the same coefficients; "
+        f"{tested}. p-values are not adjusted for the number of coefficients"
         f"{corrected * compared}."
     )
     for one in groups:

@@ -97,7 +97,7 @@ ABOUT = About(samples=100, tests=30, metrics=("loss", "error"), columns=3)
             "statistics",
             "but no number below 25",
         ),
-        ({"sums": ("trees",)}, "sums for models", "for trees; no sum is over"),
+        ({"sums": ("trees",)}, "sums for models", "your training rows, for trees; no sum"),
         ({"sums": ("trees", "alone")}, "sums for models", "for trees, also of you alone;"),
         ({"subgroups": ("sex",)}, "metrics", "only evaluates also by sex, for no fewer than 10"),
         ({"min_samples": 90}, "behind an update", "at least 90 different samples"),

@@ -325,7 +325,13 @@ def _check_page(folder: Path) -> None:
     assert 0.8 * most < least < most, "silos that differ this much are shrunk little"
     (page,) = write_report(str(folder))
     text = page.read_text()
-    shown = "odds ratio", "Coefficient of dose", "random effects", "Each silo, partly pooled"
+    shown = (
+        "one regression on all training rows",
+        "odds ratio",
+        "Coefficient of dose",
+        "random effects",
+        "Each silo, partly pooled",
+    )
     assert all(one in text for one in shown)
     assert "coterie regress logistic --task heart --each-alone<" in text
     assert "The silos differ in dose: no single coefficient fits all." in text
@@ -627,7 +633,7 @@ def test_without_any_result_the_run_fails_with_the_reasons(tmp_path: Path) -> No
     nodes = sites(tmp_path / "sites", **{name: {"sums": ""} for name in NAMES})
     with pytest.raises(FederationError, match=r"no logistic regression could be.*sends no sums"):
         regress(tmp_path / "r", nodes)
-    with pytest.raises(FederationError, match="a, b, c, d: cannot take part: .*'agee'"):
+    with pytest.raises(FederationError, match=r"a, b, c, d: cannot take part: .*'agee'"):
         regress(tmp_path / "typo", sites(tmp_path / "others"), columns="agee")
     with pytest.raises(FederationError, match=r"no survival curve could be.*sends no sums"):
         regress(tmp_path / "s", nodes, model="survival", at="9")
