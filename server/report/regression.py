@@ -54,7 +54,7 @@ MOST_FIGURES = 8
 """Most figures of a ratio."""
 NO_RESULT = "There is no result."
 DIFFERENT = 0.05
-"""Level of the test whether silos differ in any coefficient."""
+"""Level of the tests whether coefficients differ from 0, and whether silos differ in any."""
 HEAD = ("coefficient", "value", "standard error", "95%", "p")
 
 
@@ -336,9 +336,8 @@ def _lead(groups: Sequence[Group]) -> str:
         ]
         which = f"the {'coefficients' if len(found) > 1 else 'coefficient'} of {listed(found)}"
         which += f" {'differ' if len(found) > 1 else 'differs'}"
-        parts.append(
-            f"{_title(group)}: {which if found else 'no coefficient differs'} from 0 beyond chance."
-        )
+        which = which if found else "no coefficient differs"
+        parts.append(f"{_title(group)}: {which} from 0 (p < {DIFFERENT:g}).")
         slopes = [name for name in group.coefficients if name != INTERCEPT]
         level = DIFFERENT / max(len(slopes), 1)  # Bonferroni
         apart = [n for n in slopes if (own := group.spread_of(n)) and own.p < level]

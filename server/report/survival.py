@@ -14,6 +14,7 @@ from coterie.pictures.page import Page, Picture, Table
 from coterie.pictures.style import ALONE
 from coterie.server.report.race_words import listed
 from coterie.server.report.regression import (
+    DIFFERENT,
     NO_RESULT,
     again,
     around_groups,
@@ -99,9 +100,9 @@ def _build_page(fitted: Fitted, name: str) -> Page:
         lead = "Survival cannot be compared."
         lead = lead if events else "There are no events, so survival cannot be compared."
     if test is not None:
-        differ = "differs" if test[1] < 0.05 else "does not differ"
+        differ, sign = ("differs", "<") if test[1] < DIFFERENT else ("does not differ", "≥")
         of = "groups" if any(fit in fitted.groups for fit in fits) else "silos"
-        lead = f"Survival {differ} between the {len(fits)} {of} beyond chance."
+        lead = f"Survival {differ} between the {len(fits)} {of} (p {sign} {DIFFERENT:g})."
         names = listed([_title(fit).partition(" (")[0] for fit in fits])
         row = names, f"{test[0]:.2f}", p_text(test[1])
         tests = {"Log-rank test": Table(("between", "χ²", "p"), [row], cards=True)}

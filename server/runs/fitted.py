@@ -137,7 +137,11 @@ def _begun(config: RunConfig, folder: Path, silos: Mapping[str, Silo], *, masked
         source = reading.find_run(config.parent, folder.parent)
         run = complete(source)
         if run.config.get("task") != config.task:
-            raise refused(f"{source.name} is a run of task {run.config.get('task')}: leave out it.")
+            raise refused(
+                f"{source.name} is a run of task {run.config.get('task')}, not of {config.task}. "
+                "The groups of a run serve only its task: leave out --task, or name a run of "
+                f"{config.task} in --groups."
+            )
         parent = source.name
         letters = letters_of(run.final_groups)
         groups = {letters[group[0]]: tuple(group) for group in run.final_groups if len(group) > 1}

@@ -35,6 +35,7 @@ from coterie.tasks.base import Column, Persons
 
 ROWS_PER_COEFFICIENT: Final = 2
 """Fewest rows for each coefficient: the sums of fewer would determine the rows."""
+TARGET: Final = "the target"
 HIGHEST: Final = 100.0
 """Largest exponent of a Poisson mean; a step that leads beyond it is halved."""
 
@@ -153,7 +154,8 @@ def _outcome(target: Column, model: str, used: NDArray[np.bool_]) -> Array:
         if kinds != 2 and (kinds or not np.isin(y, (0, 1)).all()):
             raise FitError(f"a logistic regression needs two classes, unlike {target.name}")
     elif kinds:
-        raise FitError(f"a {model} regression needs numbers: {target.name} has classes")
+        kind = "Poisson" if model == "poisson" else model
+        raise FitError(f"a {kind} regression needs numbers: {target.name} has classes")
     elif model == "poisson" and not ((y >= 0) & (y == np.rint(y))).all():
         raise FitError(f"a Poisson regression needs counts: {target.name} has other numbers")
     return y
@@ -178,14 +180,14 @@ def _require_enough(
             f"too few rows have a value in all columns: {needed} are needed for {len(names)} "
             "coefficients (statistics_from, or two for each). Name fewer columns"
         )
-    columns = (*names[len(names) - x.shape[1] :], "the target", *first)
+    columns = (*names[len(names) - x.shape[1] :], TARGET, *first)
     for name, values in zip(columns, (*x.T, y, *first.values()), strict=True):
         kinds, places, counts = np.unique(values, return_inverse=True, return_counts=True)
         others = places != int(np.argmax(counts))
         if len(kinds) > 1 and count_of(others, persons) < least:
             raise FitError(
-                f"all but few rows have the same value of {name}, so that sums would show these "
-                "few (statistics_from). Name the columns without it"
+                f"nearly all rows have the same value of {name}: sums would reveal the few others "
+                "(statistics_from)" + ". Name the columns without it" * (name != TARGET)
             )
 
 

@@ -173,6 +173,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
         "mostly for size: .*separation",
     ),
     "no classes": ("logistic", {"outcome": RNG.normal(0, 1, 300)}, "needs two classes"),
+    "classes": ("poisson", {"outcome": None}, "a Poisson regression needs numbers"),
     "no counts": ("poisson", {"outcome": RNG.normal(0, 1, 300)}, "needs counts"),
     "one class": ("logistic", {"outcome": np.ones(300)}, "all rows have the same outcome"),
     "exact": ("linear", {"outcome": np.arange(300.0), "time": np.arange(300.0)}, "exactly"),
@@ -187,7 +188,9 @@ def test_what_has_no_result_is_named_and_no_number_comes(what: str) -> None:
     if what == "separation":
         rows = rows_of(0, model, sign=outcome * 2 + RNG.random(300) * 0.5)
         rows = replace(rows, inputs=[one for one in rows.inputs if one.name != "sex"])
-    rows = replace(rows, targets=[Column("outcome", np.asarray(outcome, np.float64))], kept={})
+    classes = ("no", "yes") if outcome is None else ()
+    values = np.zeros(300) if outcome is None else np.asarray(outcome, np.float64)
+    rows = replace(rows, targets=[Column("outcome", values, classes)], kept={})
     with pytest.raises(FitError, match=why):
         fit({"a": rows}, model)
 
@@ -335,6 +338,7 @@ def _check_page(folder: Path) -> None:
     assert all(one in text for one in shown)
     assert "coterie regress logistic --task heart --each-alone<" in text
     assert "The silos differ in dose: no single coefficient fits all." in text
+    assert "from 0 (p &lt; 0.05)." in text
     assert "All silos (4 silos, 433 of 480 rows)" in text, "the others lack a dose"
 
 
@@ -403,6 +407,13 @@ def test_the_groups_of_a_run_are_fitted_each_for_itself(nodes: list[Node], tmp_p
     found = regress(tmp_path / "r", nodes, parent="trained")
     assert {fit.name: fit.members for fit in found.groups} == {"A": ("a", "b"), "B": ("c", "d")}
     assert [np.sign(fit.state.arrays["coefficients"][2]) for fit in found.groups] == [1, -1]
+    restart_silos()
+    file = tmp_path / "lung.toml"
+    file.write_text(TABLE.replace("heart", "lung"))
+    others = [node | {"task": str(file)} for node in sites(tmp_path / "others")]
+    why = r"trained is a run of task heart, not of lung\. .* serve only its task: leave out --task"
+    with pytest.raises(FederationError, match=why):
+        regress(tmp_path / "other", others, parent="trained", task="lung")
 
 
 def beside(**arrays: Any) -> Any:
