@@ -46,9 +46,9 @@ OF_COX = (
     "many."
 )
 PARTLY = (
-    "Each silo's coefficients are moved towards the mean of its group's silos, the more the larger "
-    "its errors are beside τ² (empirical Bayes). The intervals contain the error of the mean, but "
-    "not that of τ²: with few silos they are too narrow."
+    "Each silo's coefficients are moved towards the mean of its group's silos (empirical Bayes): "
+    "the larger their errors are compared with τ², the more. The intervals contain the error of "
+    "the mean, but not that of τ²: with few silos they are too narrow."
 )
 MOST_FIGURES = 8
 """Most figures of a ratio."""
