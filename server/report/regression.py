@@ -137,7 +137,7 @@ def _comparable(fit: Fit, one: Fit) -> dict[str, NDArray[Any]]:
 
 
 def _apart(one: Fit, other: Fit) -> set[str]:
-    """Return the coefficients of another meaning in two fits.
+    """Return the coefficients that do not mean the same in two fits.
 
     They are compared with another category, or are an intercept that contains other columns.
     """
