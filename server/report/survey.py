@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie import wire
+from coterie.features.statistics.cells import ROUNDING, SAMPLES
 from coterie.features.statistics.counts import ColumnCounts, Statistics
 from coterie.features.statistics.survey import Survey
 from coterie.features.watching.answer import Watched, watched_of
@@ -29,6 +30,10 @@ OTHER_UNIT = 1.8
 """Ratio of medians that suggests another unit, if hardly any values are in another silo's range."""
 OTHER_BALANCE = 0.3
 """Difference of a class's share between a silo and the others that causes a warning."""
+BEYOND = 3.0
+"""Standard errors above which a difference is not by chance."""
+LACKED = BEYOND**2
+"""Samples of a category that are expected of a silo, so that none of them is not by chance."""
 SAME_FACTOR = 0.2
 """Largest deviation of a factor from a known one, as a difference of logarithms."""
 KNOWN_FACTORS = {
@@ -49,9 +54,9 @@ class Difference:
 
     Attributes:
         columns: silo → its counts.
-        score: 0 if all are alike. For categories, the share of samples that would have to change;
-            for numbers, d / (d + w) for a distance d between quantiles and the range w of half the
-            samples.
+        score: 0 if no silo differs beyond chance. For categories, the share of samples that would
+            have to change; for numbers, d / (d + w) for a distance d between quantiles and the
+            range w of half the samples.
         silo: the silo that differs most from the others.
         target: whether the column is a target.
     """
@@ -116,7 +121,11 @@ def _difference(
     }
     categories = {column.categories for column in own.values()}
     apart = _categories_apart if categories != {()} and len(categories) == 1 else _numbers_apart
-    scores = {silo: apart(silo, own, seen) for silo in own} if len(own) > 1 else {}
+    comparable = len(own) > 1 and len(categories) == 1
+    scores = {
+        silo: apart(silo, own, seen) if _is_beyond(silo, own, survey) else 0.0
+        for silo in (own if comparable else ())
+    }
     worst = max(scores, key=lambda silo: scores[silo], default=next(iter(own)))
     return Difference(name, own, scores.get(worst, 0.0), worst, target)
 
@@ -131,6 +140,48 @@ class _Seen:
     @property
     def known(self) -> bool:
         return bool(np.isfinite(self.tenths).all())
+
+
+def _is_beyond(silo: str, own: Mapping[str, ColumnCounts], survey: Survey) -> bool:
+    """Return whether a share of a silo's samples differs from the others' mean beyond chance.
+
+    The shares are those of each cell, or those below each end of an interval. Shares that hidden
+    cells leave open differ only as far as they must.
+    """
+    ends = {(c.first + i) * c.step for c in own.values() for i in range(1, len(c.cells)) if c.step}
+    at = np.array(sorted(ends))
+    counts = {name: max(survey.reported[name].samples, 1) for name in own}
+    bounds = {name: _bounds(column, counts[name], at) for name, column in own.items()}
+    low, high = bounds.pop(silo)
+    lows, highs = np.mean(list(bounds.values()), axis=0)
+    gap = np.maximum(low - highs, lows - high)
+    each = [(low + high) / 2, *((one[0] + one[1]) / 2 for one in bounds.values())]
+    mean = np.average(each, axis=0, weights=[counts[silo], *(counts[name] for name in bounds)])
+    per_sample = 1 / counts[silo] + sum(1 / counts[name] for name in bounds) / len(bounds) ** 2
+    return bool((gap > BEYOND * np.sqrt(mean * (1 - mean) * per_sample) + TINY).any())
+
+
+def _bounds(column: ColumnCounts, samples: int, at: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the lowest and highest possible shares of a silo's samples, (2, k).
+
+    They are of its categories, or of numbers below ``at`` (k − 1,); last, of those without a value.
+    """
+    known = np.array([cell or 0 for cell in column.all_cells], np.float64)
+    hidden = np.array([cell is None for cell in column.all_cells])
+    rest = samples - known.sum()
+    missing = np.array([[known[-2]], [known[-2] + rest * hidden[-2]]])
+    found = np.array([known[:-2], (known + rest * hidden)[:-2]])
+    if not column.categories:
+        found = np.tile([[0.0], [samples]], len(at))
+    if column.step:
+        before = np.concatenate([[0.0], np.cumsum(known[:-2])])
+        passed = np.concatenate([[0], np.cumsum(hidden[:-2])])
+        place, last = at / column.step - column.first, len(column.cells)
+        first = np.clip(np.floor(place + ROUNDING), 0, last - 1).astype(int)
+        end = np.clip(np.ceil(place - ROUNDING), 1, last).astype(int)
+        least = before + rest * (passed == hidden.sum())
+        found = np.array([least[first], (before + rest * (passed > 0))[end]])
+    return np.concatenate([found, missing], axis=1) / samples
 
 
 def _categories_apart(
@@ -268,10 +319,50 @@ def _of_column(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> It
         if (
             not target
             and _varies(column) is False
+            and _shows_variation(column, survey.reported[silo])
             and any(_varies(c) for n, c in own.items() if n != silo)
         ):
             yield f"{name}: all samples of {silo} are in one {_cell(column)}; elsewhere it varies."
+    if not any(column in survey.reported[silo].targets for silo, column in own.items()):
+        yield from _lacking(name, own, survey)
+        if _is_constant(own, survey):
+            cell = _cell(next(iter(own.values())))
+            yield f"{name}: all values of every silo are in one {cell}: nothing follows from it."
     yield from _units(name, own, survey)
+
+
+def _lacking(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> Iterator[str]:
+    """Warn about categories that a silo lacks, although the others have many samples of them."""
+    for silo, column in own.items():
+        beside = [n for n, c in own.items() if n != silo and c.categories == column.categories]
+        if not beside or not column.categories or not _varies(column):
+            continue
+        samples = sum(survey.reported[other].samples for other in beside)
+        for number, category in enumerate(column.categories):
+            others = sum(own[other].cells[number] or 0 for other in beside)
+            expected = others / max(samples, 1) * survey.reported[silo].samples
+            if column.cells[number] == 0 and expected >= LACKED:
+                yield (
+                    f"{name}: {silo} has no training sample of {category!r}, the other silos "
+                    f"have {others:,}."
+                )
+
+
+def _is_constant(own: Mapping[str, ColumnCounts], survey: Survey) -> bool:
+    """Return whether all values of all silos are in the same category, or about the same number."""
+    if any(_varies(one) is not False for one in own.values()):
+        return False
+    filled = {silo: next(i for i, cell in enumerate(c.cells) if cell) for silo, c in own.items()}
+    if any(one.categories for one in own.values()):
+        return len({one.categories[filled[silo]] for silo, one in own.items()}) == 1
+    low = {silo: (one.first + filled[silo]) * one.step for silo, one in own.items()}
+    same = max(low.values()) < min(low[silo] + one.step for silo, one in own.items())
+    return same and any(_shows_variation(one, survey.reported[silo]) for silo, one in own.items())
+
+
+def _shows_variation(column: ColumnCounts, of: Statistics) -> bool:
+    """Return whether different values must be in several cells (``cells.intervals``)."""
+    return bool(column.categories) or of.samples >= 3 * SAMPLES * of.least
 
 
 def _missing(name: str, absent: Mapping[str, float]) -> Iterator[str]:

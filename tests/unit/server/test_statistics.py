@@ -160,6 +160,33 @@ def test_a_column_is_called_constant_only_where_hidden_cells_leave_no_doubt(
     assert ("all samples of a are in one category; elsewhere it varies" in found) is said
 
 
+def test_what_differs_by_chance_is_not_named_but_what_a_silo_lacks_or_all_have_alike_is() -> None:
+    """32 rows of the same distribution differ by more than a tenth of the samples."""
+    rng, shares = np.random.default_rng(3), (0.5, 0.3, 0.2)
+
+    def telling(rows: int, kinds: tuple[float, ...], shift: float = 0.0) -> Statistics:
+        columns = [
+            Column("age", rng.normal(60 + shift, 12, rows)),
+            Column("crp", np.exp(rng.normal(0, 1, rows))),
+            Column("stage", rng.choice(3, rows, p=kinds).astype(float), ("I", "II", "III")),
+            Column("device", np.full(rows, 5.0)),
+        ]
+        return Statistics(rows, 0, 10, inputs=tuple(count(one, 10) for one in columns))
+
+    alike = {"north": telling(400, shares), "south": telling(300, shares)}
+    few = Survey("t", {**alike, "west": telling(32, shares)})
+    assert [one.score for one in differences(few)] == [0.0] * 4
+    assert warnings(few) == [
+        "device: all values of every silo are in one interval: nothing follows from it."
+    ]
+    other = Survey("t", {**alike, "west": telling(200, (0.6, 0.4, 0.0), shift=6)})
+    found = {one.name: one.silo for one in differences(other) if one.score}
+    assert found == {"age": "west", "stage": "west"}
+    assert (
+        "stage: west has no training sample of 'III', the other silos have " in warnings(other)[0]
+    )
+
+
 def test_nobody_who_tells_is_an_end_with_the_reasons(tmp_path: Path) -> None:
     configs = [{**one, "statistics": ""} for one in write_sites(tmp_path)[:2]]
     with pytest.raises(
