@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -55,6 +56,9 @@ class RegressionKeys(Algorithm[Any]):
 
     def problems(self, training: Config) -> Iterator[str]:
         """Yield which keys do not fit the kind."""
+        for column, times in Counter(self._columns()).items():
+            if times > 1:
+                yield f"columns names {column!r} {times} times: name it once"
         if self.model != SURVIVAL and self.at:
             yield f"at is for survival curves, not for {self.model}: leave it out"
         if self.model in (SURVIVAL, COX) and self.target:
@@ -88,8 +92,22 @@ class RegressionKeys(Algorithm[Any]):
         return f"{named.get(self.model, self.model)} regression"
 
     def settings(self) -> Mapping[str, Any]:
-        """Return kind, columns, target and times."""
+        """Return kind, columns, target and times.
+
+        Raises:
+            ValueError: ``at`` is no list of times.
+        """
+        found = {"model": self.model, "columns": self._columns(), "target": self.target}
+        return {**found, "at": self._times()} if self.at else found
+
+    def _columns(self) -> list[str]:
         (words,) = csv.reader([self.columns.strip()], skipinitialspace=True)
-        columns = [word.strip() for word in words if word.strip()]
-        found = {"model": self.model, "columns": columns, "target": self.target}
-        return {**found, "at": list(map(float, self.at.split(",")))} if self.at else found
+        return [word.strip() for word in words if word.strip()]
+
+    def _times(self) -> list[float]:
+        try:
+            return [float(word) for word in self.at.split(",")]
+        except ValueError:
+            raise ValueError(
+                f"at must be times with a comma between two, not {self.at!r}"
+            ) from None

@@ -198,6 +198,11 @@ def test_an_impossible_answer_is_seen(what: str) -> None:
         (("survival",), "for example --at 30,90,365"),
         (("survival", "--at", "9,5"), "must be positive, and rise"),
         (("survival", "--at", "9", "--columns", "age"), "leave columns out"),
+        (
+            ("survival", "--at", "90,,180"),
+            "at must be times with a comma between two, not '90,,180': for example",
+        ),
+        (("cox", "--columns", "age,dose, age"), "columns names 'age' 2 times: name it once"),
         (("cox", "--at", "9"), "leave it out"),
         (("cox", "--target", "time"), "leave target out"),
     ],
