@@ -256,7 +256,9 @@ class DescribedRoster:
     def _after_waiting(self) -> str:
         if self._refusals():
             return "Then start another run."
-        return "Start silos with `coterie silo serve`, or raise wait-for-silos."
+        asks = self.terms.get(wire.STRATEGY) in (*wire.UNTRAINED, wire.CONTRIBUTION)
+        longer = "--wait" if asks else "wait-for-silos"
+        return f"Start silos with `coterie silo serve`, or raise {longer}."
 
     def _look(self, engine: Engine, *, number: int) -> list[Silo]:
         """Describe new nodes and return the silos that are here and due."""
