@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from coterie import wire
 from coterie.server.cli.options import Given
 from coterie.server.paths import default_runs_dir, place
 from coterie.server.runs.config import RunConfig
@@ -51,6 +52,7 @@ def submit_and_follow(
     console = Console(quiet=True) if as_json else aside()
     if here:
         _check_records(Path(config.runs_dir), console)
+        _check_groups(config)
         _say_what_was_planned(config, console)
     queue, run_id = turn.queue(), 0
     if queue is not None:
@@ -115,6 +117,15 @@ def _check_records(folder: Path, console: Console) -> None:
             f"warning: you may not write in {known}. Unless the SuperLink may, name "
             "another folder with --runs-dir.",
         )
+
+
+def _check_groups(config: RunConfig) -> None:
+    """Raise ``FederationError`` if records are here and lack the run whose groups are fitted."""
+    root = Path(config.runs_dir)
+    if config.strategy in wire.BY_SUMS and config.parent and root.is_dir():
+        from coterie.server.runs.fitted import groups_run
+
+        groups_run(config, root)
 
 
 def _say_what_was_planned(config: RunConfig, console: Console) -> None:

@@ -18,7 +18,7 @@ from coterie.server.runs.config import RunConfig
 from coterie.server.runs.contribution import SUMS
 from coterie.server.runs.going_on import complete
 from coterie.server.runs.letters import letters_of
-from coterie.server.runs.record import reading
+from coterie.server.runs.record import Run, reading
 from coterie.strategies import stored
 from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.rounds.roster import Silo
@@ -65,6 +65,21 @@ def algorithm_of(config: RunConfig) -> RegressionKeys:
     """Return the keys of a run of a family."""
     assert isinstance(config.algorithm, RegressionKeys), "its row names such a class"
     return config.algorithm
+
+
+def groups_run(config: RunConfig, root: Path) -> Run:
+    """Return the complete run whose groups are fitted.
+
+    Raises:
+        FederationError: it is not recorded in ``root``, not complete, or of another task.
+    """
+    run = complete(reading.find_run(config.parent, root))
+    if (task := run.config.get("task")) != config.task:
+        raise refused(
+            f"{run.folder.name} is a run of task {task}, not of {config.task}. The groups of a run "
+            f"serve only its task: leave out --task, or name a run of {config.task} in --groups."
+        )
+    return run
 
 
 def terms_of(config: RunConfig) -> dict[str, wire.Scalar]:
@@ -134,15 +149,8 @@ def _begun(config: RunConfig, folder: Path, silos: Mapping[str, Silo], *, masked
     parent, single = "", set[str]()
     groups = {ALL: tuple(sorted(silos))}
     if config.parent:
-        source = reading.find_run(config.parent, folder.parent)
-        run = complete(source)
-        if run.config.get("task") != config.task:
-            raise refused(
-                f"{source.name} is a run of task {run.config.get('task')}, not of {config.task}. "
-                "The groups of a run serve only its task: leave out --task, or name a run of "
-                f"{config.task} in --groups."
-            )
-        parent = source.name
+        run = groups_run(config, folder.parent)
+        parent = run.folder.name
         letters = letters_of(run.final_groups)
         groups = {letters[group[0]]: tuple(group) for group in run.final_groups if len(group) > 1}
         single = {name for group in run.final_groups if len(group) == 1 for name in group}

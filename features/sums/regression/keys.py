@@ -95,7 +95,7 @@ class RegressionKeys(Algorithm[Any]):
         """Return kind, columns, target and times.
 
         Raises:
-            ValueError: ``at`` is no list of times.
+            ValueError: ``at`` does not have the form of times.
         """
         found = {"model": self.model, "columns": self._columns(), "target": self.target}
         return {**found, "at": self._times()} if self.at else found

@@ -385,6 +385,7 @@ def test_inference_is_that_of_the_textbook() -> None:
     [
         (("logistic",), "--task is missing"),
         (("logistic", "--groups", "hcct-1"), "--task is missing: 'hcct-1'"),
+        (("logistic", "--task", "heart", "--groups", "nosuch"), "there is no run 'nosuch' in"),
         (("probit", "--task", "heart"), "model"),
     ],
 )
@@ -414,6 +415,9 @@ def test_the_groups_of_a_run_are_fitted_each_for_itself(nodes: list[Node], tmp_p
     why = r"trained is a run of task heart, not of lung\. .* serve only its task: leave out --task"
     with pytest.raises(FederationError, match=why):
         regress(tmp_path / "other", others, parent="trained", task="lung")
+    line = ("logistic", "--task", "other", "--groups", "trained", "--runs-dir", str(tmp_path))
+    done = coterie("regress", *line)
+    assert done.returncode == 2 and "trained is a run of task heart, not other" in done.stderr
 
 
 def beside(**arrays: Any) -> Any:
@@ -655,6 +659,8 @@ def test_without_any_result_the_run_fails_with_the_reasons(tmp_path: Path) -> No
     why = r"all: all rows have the same ill: .* was of d only. Left out: a, b, c: .*few"
     with pytest.raises(FederationError, match=why):
         regress(tmp_path / "t", nodes)
+    with pytest.raises(FederationError, match=r"timed out .*, or raise --wait\."):
+        regress(tmp_path / "few", nodes[:1])
     why = reason(ask(wire.TRAIN_SUMS, nodes[0], strategy="hcct", task="heart"))
     assert "only in runs with strategy regression" in why
     assert unpacked(np.arange(6.0), 3).tolist() == [[0, 1, 2], [1, 3, 4], [2, 4, 5]]
