@@ -73,8 +73,8 @@ def line_of(progress: Progress, event: Event) -> str:
     if event.kind == "start":
         return f"{progress.title}: waiting for silos"
     if event.kind == "resume":
-        done = f"after round {event.number} of {progress.rounds}"
-        return f"{progress.title}: continues {done}; waiting for silos"
+        done = f" after round {event.number} of {progress.rounds}" * bool(progress.rounds)
+        return f"{progress.title}: continues{done}; waiting for silos"
     if event.kind == "waits":
         return f"{progress.title}: {event.text}"
     if event.kind == "ready":

@@ -223,7 +223,7 @@ def execute(
         if earlier is not None:
             for damage in checkpoints.damaged:
                 log.warning("%s. The previous one is used.", damage)
-            log.info("%s of %d", record.run.resumed[-1].words, config.rounds)
+            log.info("%s", record.run.resumed[-1].words)
         if alone is not None and alone.config.get("seed") != config.seed:
             log.warning(
                 "baseline-run: run %s has seed %s, this one %d: silos may have different data and "

@@ -148,6 +148,9 @@ def test_who_resumes_a_run_is_not_told_its_earlier_rounds_again(terminal: bool) 
     assert terminal or text.count("b refuses") == 1
     resumed = "HCCT: continues after round 1 of 6; waiting for silos\n"
     assert terminal or text.startswith(resumed)
+    fit = event("resume", run_id="8", after=0, config={"strategy": "regression", "rounds": 10})
+    progress.feed(fit)
+    assert line_of(progress, fit) == "HCCT: continues; waiting for silos", "it has no rounds"
 
 
 def test_on_a_terminal_what_a_phase_may_cost_stays_above_the_picture() -> None:
