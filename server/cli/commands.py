@@ -42,6 +42,7 @@ BEGINNING_S = 10.0
 """Time that a command waits for the start of a run that it does not follow."""
 PENDING, START_POLL_S = "pending", 0.5
 """The SuperLink's status of a run that no ServerApp has started, and seconds between two checks."""
+NOTHING = "–"
 COLUMNS = ("run", "strategy", "status", "started", "rounds", "silos", "mean over silos")
 STOP_DEADLINE_S, STOP_POLL_S = 60.0, 0.2
 
@@ -154,8 +155,8 @@ def stop_run(name: str, options: Given) -> int:
             return EXIT_RUN
         time.sleep(STOP_POLL_S)
     run = reading.read_run(folder)
-    rounds = f"{len(run.rounds)} of {run.planned_rounds}"
-    console.print(f"run {run_id} is stopped after round {rounds}; its record: {folder}")
+    rounds = f" after round {len(run.rounds)} of {run.planned_rounds}" * bool(run.planned_rounds)
+    console.print(f"run {run_id} is stopped{rounds}; its record: {folder}")
     _print_resumption(console, name if folder == Path(name) else folder.name, options)
     return 0
 
@@ -296,7 +297,7 @@ def print_runs(
         rows = list(_as_tree(rows))
     if rows:
         # A run's name is to be typed, so it is never cut.
-        print_table(console, COLUMNS, (row.cells().values() for row in rows), folding=("run",))
+        print_table(console, COLUMNS, (row.cells().values() for row in rows), folding=COLUMNS[:2])
     else:
         say(console, f"no runs are recorded in {root}")
     print_queue(queue)
@@ -323,7 +324,9 @@ def print_run(name: str, root: Path | None, *, as_json: bool = False) -> None:
         print_json({**plain(row), "record": folder})
         return
     more = {"begun from": row.parent} if row.parent else {}
-    for what, cell in {**row.cells(), **more, "record": str(folder)}.items():
+    more |= {"why": row.error} if row.error else {}
+    known = {what: cell for what, cell in row.cells().items() if cell != NOTHING}
+    for what, cell in {**known, **more, "record": str(folder)}.items():
         say(Console(), f"{what:16} {cell}", highlight=False)
 
 
@@ -341,7 +344,8 @@ def _status(run: Run) -> str:
 class _Row:
     """The facts of a recorded run; ``mean`` is the text of ``mean_error`` in the run's metric.
 
-    ``parent`` is the run that it began from, or empty.
+    ``parent`` is the run that it began from, ``asks`` the model and task of a regression, ``error``
+    why a run failed; each may be empty.
     """
 
     run: str
@@ -354,13 +358,15 @@ class _Row:
     mean: str
     mean_error: float | None
     parent: str
+    asks: str
+    error: str
 
     def cells(self) -> dict[str, str]:
         """Return the facts for people, by the columns of their table."""
-        planned = f"{self.rounds}/{self.planned_rounds}" if self.planned_rounds else "–"
+        planned = f"{self.rounds}/{self.planned_rounds}" if self.planned_rounds else NOTHING
         started = local_time(self.started)[5:16]
-        facts = (self.run, self.strategy, self.status, started, planned, str(self.silos), self.mean)
-        return dict(zip(COLUMNS, facts, strict=True))
+        facts = (self.status, started, planned, str(self.silos), self.mean)
+        return dict(zip(COLUMNS, (self.run, self.asks or self.strategy, *facts), strict=True))
 
 
 def _summary(folder: Path) -> _Row:
@@ -382,7 +388,17 @@ def _summary(folder: Path) -> _Row:
         len(run.rounds),
         run.planned_rounds,
         len(run.silos),
-        f"{run.lead.title} {run.lead.text(run.mean_error)}" if known else "–",
+        f"{run.lead.title} {run.lead.text(run.mean_error)}" if known else NOTHING,
         run.mean_error,
         parent_of(run),
+        _asks(run),
+        run.error,
     )
+
+
+def _asks(run: Run) -> str:
+    """Return kind, task and target of a regression; empty for other runs."""
+    if run.strategy not in wire.BY_SUMS:
+        return ""
+    named = [str(run.config[key]) for key in ("model", "task", "target") if run.config.get(key)]
+    return wire.plain_text(f"{run.strategy} ({', '.join(named)})")

@@ -417,7 +417,7 @@ def test_the_groups_of_a_run_are_fitted_each_for_itself(nodes: list[Node], tmp_p
         regress(tmp_path / "other", others, parent="trained", task="lung")
     line = ("logistic", "--task", "other", "--groups", "trained", "--runs-dir", str(tmp_path))
     done = coterie("regress", *line)
-    assert done.returncode == 2 and "trained is a run of task heart, not other" in done.stderr
+    assert done.returncode == 2 and "trained is a run of task heart, not of other" in done.stderr
 
 
 def beside(**arrays: Any) -> Any:
@@ -648,6 +648,9 @@ def test_without_any_result_the_run_fails_with_the_reasons(tmp_path: Path) -> No
     nodes = sites(tmp_path / "sites", **{name: {"sums": ""} for name in NAMES})
     with pytest.raises(FederationError, match=r"no logistic regression could be.*sends no sums"):
         regress(tmp_path / "r", nodes)
+    shown = coterie("runs", "show", "r", "--runs-dir", str(tmp_path)).stdout
+    assert "regression (logistic, heart)" in shown and "why              no logistic re" in shown
+    assert "–" not in shown, "no rounds, and no mean over silos"
     with pytest.raises(FederationError, match=r"a, b, c, d: cannot take part: .*'agee'"):
         regress(tmp_path / "typo", sites(tmp_path / "others"), columns="agee")
     with pytest.raises(FederationError, match=r"no survival curve could be.*sends no sums"):
@@ -660,7 +663,7 @@ def test_without_any_result_the_run_fails_with_the_reasons(tmp_path: Path) -> No
     with pytest.raises(FederationError, match=why):
         regress(tmp_path / "t", nodes)
     with pytest.raises(FederationError, match=r"timed out .*, or raise --wait\."):
-        regress(tmp_path / "few", nodes[:1])
+        regress(tmp_path / "one", nodes[:1])
     why = reason(ask(wire.TRAIN_SUMS, nodes[0], strategy="hcct", task="heart"))
     assert "only in runs with strategy regression" in why
     assert unpacked(np.arange(6.0), 3).tolist() == [[0, 1, 2], [1, 3, 4], [2, 4, 5]]
