@@ -56,6 +56,11 @@ class RunInfo:
         """Whether it is over, with or without success."""
         return self.status == "finished"
 
+    @property
+    def why(self) -> str:
+        """Why it ended, without how Flower begins it."""
+        return self.details.removeprefix("ServerApp failed with exception: ")
+
 
 @dataclass(frozen=True)
 class Node:

@@ -102,18 +102,21 @@ def _span(rounds: tuple[int, int]) -> str:
 
 
 def _print_totals(found: Mapping[tuple[str, str], Total], file: Path) -> None:
-    from coterie.system.terminal import print_table
+    from coterie.system.terminal import WITHOUT_TERMINAL, print_table, width_of, wrapped
     from coterie.wire import TRAIN
+
+    console = _console()
+    room = console.width if console.is_terminal else WITHOUT_TERMINAL
 
     header = ("run", "message", "rounds", "replies", "refused", "bytes", "arrays", "values")
     rows = [
         (
             *(run or "–", kind, _span(total.rounds), total.messages, total.refused),
-            *(f"{total.bytes:,}", len(total.tensors), ", ".join(sorted(total.values)) or "–"),
+            *(f"{total.bytes:,}", len(total.tensors)),
+            "\n".join(wrapped([", ".join(sorted(total.values)) or "–"], room)),
         )
         for (run, kind), total in found.items()
     ]
-    console = _console()
     print_table(console, header, rows, folding=("run", "message", "values"))
     for (run, kind), total in found.items():
         for why, rounds in total.apart.items() if kind == TRAIN else ():
@@ -121,7 +124,8 @@ def _print_totals(found: Mapping[tuple[str, str], Total], file: Path) -> None:
             console.print(said, markup=False, soft_wrap=True)
         for asked, groups in total.asked.items():
             said = f"{run}, {kind}: {asked}; group: {', '.join(groups)}"
-            console.print(said, markup=False, soft_wrap=True)
+            for line in wrapped([said], width_of(sys.stdout)):
+                console.print(line, markup=False, soft_wrap=True)
     replies, size = sum(t.messages for t in found.values()), sum(t.bytes for t in found.values())
     text = f"{replies} replies, {size:,} bytes of arrays in total: {file}"
     console.print(text, markup=False, soft_wrap=True)

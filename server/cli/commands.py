@@ -42,6 +42,8 @@ BEGINNING_S = 10.0
 """Time that a command waits for the start of a run that it does not follow."""
 PENDING, START_POLL_S = "pending", 0.5
 """The SuperLink's status of a run that no ServerApp has started, and seconds between two checks."""
+MOST_DETAILS = 100
+"""Most characters of the details in the table; `coterie runs show` has all of them."""
 NOTHING = "–"
 COLUMNS = ("run", "strategy", "status", "started", "rounds", "silos", "mean over silos")
 STOP_DEADLINE_S, STOP_POLL_S = 60.0, 0.2
@@ -243,7 +245,7 @@ def _follow_log(console: Console, calls: Control, run_id: int, start: Start) -> 
     for line in calls.log_lines(run_id, deadline_s=LOG_DEADLINE_S):
         say(console, line, highlight=False)
     (info,) = calls.runs(run_id)
-    console.print(f"run {run_id}: {info.status} {info.sub_status} {info.details}", markup=False)
+    console.print(f"run {run_id}: {info.status} {info.sub_status} {info.why}", markup=False)
     return 0 if info.sub_status == "completed" else EXIT_RUN
 
 
@@ -261,7 +263,7 @@ def print_status(options: Given, *, as_json: bool = False) -> None:
             "run": info.run_id,
             "status": info.sub_status or info.status,
             "submitted": local_time(info.pending_at)[:19],
-            "details": info.details,
+            "details": info.why,
         }
         for info in known
     ]
@@ -274,7 +276,7 @@ def print_status(options: Given, *, as_json: bool = False) -> None:
     if rows:
         table = Table(*rows[0])
         for row in rows:
-            table.add_row(*(Text(str(cell)) for cell in row.values()))
+            table.add_row(*(Text(wire.plain_text(cell, MOST_DETAILS)) for cell in row.values()))
         wide(console).print(table)
     print_queue(queue)
 

@@ -319,7 +319,7 @@ def follow_run(
         over = over or seen
         if held_by(folder) and seen - over < ENDING_DEADLINE_S:
             return None  # its process is about to write how it ended
-        return f"{found[0].sub_status}: {found[0].details}"
+        return f"{found[0].sub_status}: {found[0].why}"
 
     for event in events(folder, start_deadline_s=start.deadline_s, ended=ended, run_id=run_id):
         begun = begun or event.run_id == str(run_id)

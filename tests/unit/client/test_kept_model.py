@@ -169,8 +169,9 @@ def test_the_ledger_s_table_loses_nothing_in_a_pipe_or_on_a_terminal(
     (tmp_path / "ledger.jsonl").write_text(json.dumps(entry) + "\n")
     monkeypatch.setenv("COLUMNS", "80")
     assert silo(["ledger", "--home", str(tmp_path)]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if name in line]
-    assert all(word in line for word in ("query.evaluate-training", "123,456,789", *values))
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in (name, "query.evaluate-training", "123,456,789", *values))
+    assert max(map(len, shown.splitlines())) <= 260, "the names of 30 values take four lines"
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert silo(["ledger", "--home", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()[1:-1]

@@ -324,6 +324,17 @@ def test_a_run_that_is_not_followed_is_seen_to_begin(
     assert done.exit_code == status and done.stdout.strip().endswith(said or "fedavg-8")
 
 
+def test_why_a_run_failed_is_cut_in_the_table_of_the_status(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = "ServerApp failed with exception: [/b] no silo" + " sends sums" * 500
+    monkeypatch.setattr(calls, "num_online", lambda: 2, raising=False)
+    monkeypatch.setattr(calls, "runs", lambda: [RunInfo(8, "finished", "failed", why, "")])
+    done = CliRunner().invoke(app, ["status"])
+    assert "[/b] no silo sends sums" in done.stdout and "ServerApp" not in done.stdout
+    assert "characters more)" in done.stdout and max(map(len, done.stdout.splitlines())) < 200
+
+
 @pytest.mark.parametrize(
     ("variable", "line", "meant"),
     [

@@ -299,7 +299,7 @@ def test_groups_and_silos_alone_are_fitted_side_by_side_and_a_crash_changes_noth
     assert leaving[-1]["purpose"] and {t["shape"][0] for t in leaving[-1]["tensors"]} <= {1, 4, 10}
     shown = coterie("silo", "ledger", "--home", str(tmp_path / "sites" / "a")).stdout
     model = "logistic regression; all columns; target: that of the task"
-    assert f"whole, {wire.TRAIN_SUMS}: {model}; group: all, alone a\n" in shown
+    assert f"whole, {wire.TRAIN_SUMS}: {model}; group: all, alone a " in " ".join(shown.split())
     restart_silos()
     cut = CutGrid(nodes, at=(wire.TRAIN_SUMS, 4), answered=3)
     interrupted(tmp_path / "cut", cut, play=regress, each_alone=1)
