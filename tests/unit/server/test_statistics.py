@@ -171,7 +171,7 @@ def test_what_differs_by_chance_is_not_named_but_what_a_silo_lacks_or_all_have_a
             Column("stage", rng.choice(3, rows, p=kinds).astype(float), ("I", "II", "III")),
             Column("device", np.full(rows, 5.0)),
         ]
-        return Statistics(rows, 0, 10, inputs=tuple(count(one, 10) for one in columns))
+        return Statistics(rows, 0, 10, (), tuple(count(one, 10) for one in columns), (), 0)
 
     alike = {"north": telling(400, shares), "south": telling(300, shares)}
     few = Survey("t", {**alike, "west": telling(32, shares)})
