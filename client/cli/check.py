@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import isfinite
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from coterie.client.home.disclosure import About, learned_lines
 from coterie.client.home.hours import words
 from coterie.client.home.policy import METRICS, Policy
-from coterie.client.home.settings import SiloSettings
+from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.home.studies import tasks_of
 from coterie.client.work import personal
 from coterie.client.work.data import Data, Held, Part
@@ -40,17 +41,37 @@ ONE_EPOCH = replace(USUAL, epochs=1)
 
 
 def check_all(settings: SiloSettings) -> Iterator[str]:
-    """Run ``check`` for each of the silo's tasks."""
+    """Run ``check`` for each of the silo's tasks; raise as ``check`` once all are checked."""
     tasks_of(settings)  # that no two have one name
+    wrong = list[str]()
     for number, one in enumerate(settings.studies()):
         yield from [""] if number else []
-        yield from check(one)
+        with _noting(wrong, one, number):
+            yield from check(one)
+    if wrong:
+        raise SettingsError(" ".join(wrong))
 
 
 def check_as_fields(settings: SiloSettings) -> list[dict[str, Any]]:
     """Run ``check`` for each of the silo's tasks; return what it found, as JSON values."""
     tasks_of(settings)
-    return [_fields(_opened(one)) for one in settings.studies()]
+    wrong, found = list[str](), list[dict[str, Any]]()
+    for number, one in enumerate(settings.studies()):
+        with _noting(wrong, one, number):
+            found.append(_fields(_opened(one)))
+    if wrong:
+        raise SettingsError(" ".join(wrong))
+    return found
+
+
+@contextmanager
+def _noting(wrong: list[str], one: SiloSettings, number: int) -> Iterator[None]:
+    """Note why a task cannot be used, with its section of silo.toml if there are several."""
+    try:
+        yield
+    except (TaskError, SettingsError) as error:
+        section = f"[[also]] number {number}" if number else "[data]"
+        wrong.append(f"{section}, task {one.task}: {error}" if one.also else str(error))
 
 
 def check(settings: SiloSettings) -> Iterator[str]:

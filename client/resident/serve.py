@@ -143,13 +143,14 @@ def _own(silos: Sequence[SiloSettings]) -> ClientApp:
     several = [silos] if len(silos) > 1 else [[study] for study in silos[0].studies()]
     for session in (session for one in several for session in prepare(one)):
         held = isinstance(session.data.train, Held)  # to read a folder of images takes minutes
+        of = f"silo {session.settings.name}{f', task {session.task.name}' * bool(silos[0].also)}"
         # Of a simulation's silos nobody would read them; without labels there is less to look at.
         if len(silos) == 1:
             for line in getattr(session.task, "notes", list)():
-                log.info("silo %s, data: %s", session.settings.name, line.strip())
+                log.info("%s, data: %s", of, line.strip())
         if len(silos) == 1 and not session.settings.unlabelled:
             for line in warnings_of(session, duplicates=held):
-                log.warning("silo %s, data: %s", session.settings.name, line)
+                log.warning("%s, data: %s", of, line)
     return app
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from coterie.client.home.settings import SettingsError, SiloSettings, Study
 from coterie.client.home.studies import study_of, tasks_of
 from coterie.client.ledger import read
 from coterie.client.resident.host import Host
-from coterie.client.resident.serve import serve
+from coterie.client.resident.serve import _own, serve
 from coterie.engine.fast.silo.process import FastSilos
 from coterie.engine.inprocess import InProcessGrid
 from coterie.engine.port import Connection
@@ -63,6 +64,30 @@ def test_further_tasks_of_silo_toml_reach_the_app_and_come_back(study: Path) -> 
         "digits",
         "stroke",
     ]
+
+
+def test_of_several_tasks_each_is_named_and_a_wrong_one_hides_no_other(
+    study: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = SiloSettings.from_node_config(both("a", 0, study), node_id=1)
+    _own([settings])
+    said = [r.getMessage() for r in caplog.records if r.name == "coterie.silo"]
+    assert {one.partition(", data: ")[0] for one in said} == {
+        "silo a, task digits", "silo a, task stroke",
+    }  # fmt: skip
+    (second,) = settings.also
+    wrong = {**second.options, "test-share": 0.0}
+    first = Study(settings.task, settings.options)
+    swapped = replace(settings, task=second.task, options=wrong, also=(first,))
+    lines = list[str]()
+    with pytest.raises(
+        SettingsError, match=r"^\[data\], task .*stroke.toml: test-share must be ab"
+    ):
+        lines.extend(check_all(swapped))
+    with pytest.raises(SettingsError, match=r"^\[\[also\]\] number 1, task .*stroke.toml: test-sh"):
+        for line in check_all(replace(settings, also=(Study(second.task, wrong),))):
+            lines.append(line)
+    assert sum(line.startswith("task      digits") for line in lines) == 2, "also after a wrong one"
 
 
 @pytest.mark.parametrize(
