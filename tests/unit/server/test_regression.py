@@ -643,6 +643,25 @@ def test_two_sets_of_rows_that_differ_by_few_never_both_leave(
         assert why in found and bool(why) == bool(found), gone
 
 
+def test_the_answers_of_several_runs_together_show_no_few_rows(
+    nodes: list[Node], tmp_path: Path
+) -> None:
+    """Fits with either, both and none of two columns: few rows of a silo lack both."""
+    file = Path(str(nodes[0]["data.data"]))
+    head, *rows = [line.split(",") for line in file.read_text().splitlines()]
+    lacking = [
+        ["" if n < 36 else age, "" if 31 <= n < 67 else dose or "5", sex, ill]
+        for n, (age, dose, sex, ill) in enumerate(rows)
+    ]
+    file.write_text("\n".join(map(",".join, [head, *lacking])))
+    fits = [
+        regress(tmp_path / columns, nodes, columns=columns).groups[0]
+        for columns in ("sex", "sex,age", "sex,dose", "sex,age,dose")
+    ]
+    assert [fit.members for fit in fits] == [NAMES] * 3 + [NAMES[1:]]
+    assert "combined with its answers about others" in fits[-1].left_out["a"]
+
+
 def test_without_any_result_the_run_fails_with_the_reasons(tmp_path: Path) -> None:
     restart_silos()
     nodes = sites(tmp_path / "sites", **{name: {"sums": ""} for name in NAMES})
