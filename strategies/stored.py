@@ -24,7 +24,7 @@ def read(file: Path, kind: TypeAdapter[T], advice: str) -> T:
     """Return a written value, checked.
 
     Raises:
-        FederationError: there is none, or it is damaged; then with the advice.
+        FederationError: there is none, or it cannot be read; then with the advice.
     """
     try:
         return kind.validate_json(file.read_bytes())
@@ -32,4 +32,6 @@ def read(file: Path, kind: TypeAdapter[T], advice: str) -> T:
         raise refused(f"{file} cannot be read: {error.strerror}.") from None
     except ValueError as error:
         problem = wire.plain_text(problem_of(error), 200)
-        raise refused(f"{file} is damaged: {problem}. {advice}") from None
+        raise refused(
+            f"{file} is damaged, or of another version of coterie: {problem}. {advice}"
+        ) from None

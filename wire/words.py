@@ -59,7 +59,7 @@ def readable(value: float, *, figures: int = 3, sign: str = "") -> str:
 
 
 def asked_sums(settings: object, inputs: Sequence[str] = (), targets: Sequence[str] = ()) -> str:
-    """Return what a fit by sums is of: ``logistic regression; columns: age, dose; target: y``.
+    """Return what a fit by sums is of: ``logistic regression; target: y; columns: age, dose``.
 
     Args:
         settings: of the fit, as JSON. Any other text is returned as it is.
@@ -73,10 +73,10 @@ def asked_sums(settings: object, inputs: Sequence[str] = (), targets: Sequence[s
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return plain_text(settings, MOST_SETTINGS)
     which = "columns" if columns else "all columns"
+    of = f"target: {target or ', '.join(targets) or 'that of the task'}"
     parts = (
-        [f"survival curves at {at}"]
+        [f"survival curves at {at}", of]
         if model == "survival"
-        else [f"{model} regression", f"{which}: {named}" if named else which]
+        else [f"{model} regression", of, f"{which}: {named}" if named else which]
     )
-    parts.append(f"target: {target or ', '.join(targets) or 'that of the task'}")
-    return plain_text("; ".join(parts), MOST_SETTINGS)
+    return plain_text("; ".join(parts), MOST_SETTINGS)  # if cut, then after the target

@@ -355,11 +355,11 @@ def leaving(
     """
     itself = "the silo's name and description: `coterie silo check` lists them"
     if terms.get(wire.STRATEGY) == wire.ONLY_STATISTICS:
-        columns = " and ".join(one for one in policy.statistics if one != "model")
+        counted = " and ".join(one for one in policy.statistics if one != "model")
         yield (
-            f"how many training samples are in each interval or category of {columns}, no "
+            f"how many training samples are in each interval or category of {counted}, no "
             f"number below {policy.statistics_from}"
-            if columns
+            if counted
             else "no counts of its data: silo.toml allows none"
         )
         if policy.of_model:

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.tasks import load_task
+from coterie.tasks.base import TaskError
 from coterie.tasks.own.table_declaration import TableDeclaration
 
 
@@ -36,12 +37,11 @@ def study_of(settings: SiloSettings, task: str) -> SiloSettings:
 
 
 def columns_of(settings: SiloSettings, task: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of inputs and targets that the task declares; empty if it declares none.
-
-    Raises:
-        TaskError: it cannot be loaded.
-    """
-    declared = getattr(load_task(study_of(settings, task).task), "declaration", None)
+    """Return the names of inputs and targets that the task declares; empty if they are unknown."""
+    try:
+        declared = getattr(load_task(study_of(settings, task).task), "declaration", None)
+    except TaskError:  # a person can decide without them
+        return (), ()
     if not isinstance(declared, TableDeclaration):
         return (), ()
     return (*declared.numeric, *declared.categorical), declared.targets

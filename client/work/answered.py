@@ -29,11 +29,12 @@ from coterie.system.files import make_folder, write_atomically
 from coterie.tasks.base import Column, Persons, leaves
 
 FOLDER = "answered"
-MOST_SETS, MOST_REPLIES = 1000, 100
-"""Most sets of rows, of which one more is refused, and most stored answers of one kind."""
+MOST_SETS, MOST_COMBINED, MOST_REPLIES = 1000, 100, 100
+"""Most sets of rows, of which one more is refused, also of answers that can be combined, which are
+all compared at once; and most stored answers of one kind."""
 SETS, REPLIES = ".npy", ".json"
 Marks = NDArray[np.uint64]
-"""(n, 2) hash and person of each row; without persons, the second is the row's own number."""
+"""(n, 2) hash and person of each row; without persons, the second is a number of the row."""
 
 
 @dataclass
@@ -67,13 +68,14 @@ class Answered:
                 f"about by fewer than {least}, which the two answers together would show."
             )
         if all(differences):
+            most = MOST_COMBINED if combined else MOST_SETS
+            if len(self.sets) >= most:
+                return f"has answered about {most} different sets of its rows, and no more."
             if combined and shows_few([*self.sets, rows], least):
                 return (
                     "answers nothing about these rows: combined with its answers about others, the "
                     f"answer could show fewer than {least} of them."
                 )
-            if len(self.sets) >= MOST_SETS:
-                return f"has answered about {MOST_SETS} different sets of its rows, and no more."
             file = io.BytesIO()
             np.save(file, rows)
             self._write(f"{len(self.sets):04}{SETS}", file.getvalue())
@@ -178,7 +180,7 @@ def marks_of_samples(part: Part) -> Marks:
         for x, y in part.batches(None, batch_size(part))
     ]
     marks = np.concatenate(found)
-    marks[:, 1] = np.arange(len(marks)) if part.persons is None else part.persons
+    marks[:, 1] = _numbers(marks[:, 0]) if part.persons is None else part.persons
     return marks
 
 
@@ -187,8 +189,17 @@ def _marks(arrays: Sequence[NDArray[Any]], persons: Persons | None) -> Marks:
         int.from_bytes(hashlib.blake2b(b"".join(r.tobytes() for r in row), digest_size=8).digest())
         for row in zip(*arrays, strict=True)
     ]
-    whose = np.arange(len(hashes)) if persons is None else persons
-    return np.stack([np.array(hashes, np.uint64), whose.astype(np.uint64)], axis=1)
+    rows = np.array(hashes, np.uint64)
+    whose = _numbers(rows) if persons is None else persons.astype(np.uint64)
+    return np.stack([rows, whose], axis=1)
+
+
+def _numbers(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return a number for each row (n,), which stays the same if other rows come or go."""
+    order = np.argsort(hashes, kind="stable")
+    ordered, again = hashes[order], np.empty(len(hashes), np.uint64)
+    again[order] = np.arange(len(hashes)) - np.searchsorted(ordered, ordered)
+    return hashes + again
 
 
 def difference(one: Marks, other: Marks) -> int:
@@ -237,15 +248,23 @@ def shows_few(sets: Sequence[Marks], least: int) -> bool:
         sizes = np.maximum(sizes, np.bincount(pairs, minlength=len(table)))
         weights += np.bincount(own, 1 / np.bincount(whose)[whose], len(table))
         known += np.bincount(own, minlength=len(table))
-    if _rank(table) == _rank(table[sizes >= least]):
+    scaled, weights = table / table.max(axis=1)[:, None], weights / known
+    if _rank(scaled) == _rank(scaled[sizes >= least]):
         return False
-    most, weights = table.max(axis=1), weights / known
     rows = np.bincount(cell, np.max(times, axis=0), len(table))
-    scaled = table / most[:, None]
     inverse = np.linalg.pinv(scaled.T * (rows * weights) @ scaled, hermitian=True)
     leverage = weights * (scaled @ inverse * scaled).sum(axis=1)
-    shares = (np.bincount(w, leverage[own]) for own, w in zip(cells, persons, strict=True))
-    return any(float(share.max(initial=0)) * least > 1 + 1e-9 for share in shares)
+    pairs = [
+        np.stack([place, own[:, 1].view(np.int64)], 1)
+        for place, own in zip(places, sets, strict=True)
+    ]
+    found = [np.unique(own, axis=0, return_counts=True) for own in pairs]
+    every, which = np.unique(np.concatenate([p for p, _ in found]), axis=0, return_inverse=True)
+    often = np.zeros(len(every))  # a person may have equal rows
+    np.maximum.at(often, which.ravel(), np.concatenate([n for _, n in found]))
+    whose = np.unique(every[:, 1], return_inverse=True)[1]
+    shares = np.bincount(whose, leverage[cell[every[:, 0]]] * often)
+    return float(shares.max(initial=0)) * least > 1 + 1e-9
 
 
 def _rank(table: NDArray[np.float64]) -> int:

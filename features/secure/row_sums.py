@@ -47,7 +47,8 @@ class RowSums:
     def waits(self, name: str, here: Collection[str]) -> str:
         """Return why a silo is not in the sum of silos that are here."""
         block, page = self.run.blocks.get(name, ()), wire.page("Secure runs")
-        if missing := sorted(set(block) - set(here)):
+        known = {peer.name for peer in self.run.keys_of(list(here))}
+        if missing := sorted(set(block) - known):
             return (
                 f"it waits for {', '.join(missing)}: its rows are only in sums with all of its "
                 f"block, {', '.join(block)} (see {page})."
@@ -57,7 +58,10 @@ class RowSums:
                 f"other silos contradict its block, {', '.join(block)}, or it states far more rows "
                 f"than they have (see {page})."
             )
-        return f"it waits until silos without a block can form one with it (see {page})."
+        return (
+            "it waits until enough silos without a block are here to form one with it, and none of "
+            f"them has far more rows than the others together (see {page})."
+        )
 
     def entries(self, silos: Sequence[Silo]) -> dict[str, Any]:
         """Return the entries that a question to these silos has, whose answers are summed."""

@@ -72,7 +72,9 @@ def objection(
     if "marks" not in rows.kept:
         rows.kept["marks"] = marks_of_columns([*rows.inputs, *rows.targets], rows.persons)
     marks = rows.kept["marks"][used]
-    why = answered_of(session, "sums").objection(marks, least)
-    if repeated and not why:
-        why = answered_of(session, "regressions").objection(marks, least, combined=True)
-    return why
+    # What the stricter one refuses, the other does not remember.
+    if repeated and (
+        why := answered_of(session, "regressions").objection(marks, least, combined=True)
+    ):
+        return why
+    return answered_of(session, "sums").objection(marks, least)

@@ -52,9 +52,10 @@ def submit_and_follow(
     console = Console(quiet=True) if as_json else aside()
     if here:
         _check_records(Path(config.runs_dir), console)
-        _check_groups(config)
         _say_what_was_planned(config, console)
     queue, run_id = turn.queue(), 0
+    if here and queue is None:
+        _check_groups(config)
     if queue is not None:
         entry = turn.add(queue, config, console)
         run_id = 0 if detach else _its_turn(queue, entry, options, console)

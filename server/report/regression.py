@@ -217,7 +217,7 @@ def left_out(fitted: Fitted) -> Table:
 
 def warnings_of(fitted: Fitted) -> list[str]:
     """Return what to look at first: how many silos are in no fit, and fits without a result."""
-    left = {name: why for fit in fitted.groups for name, why in fit.left_out.items() if fit.members}
+    left = {n: why for fit in fitted.groups if not fit.failed for n, why in fit.left_out.items()}
     left |= {name: why for name, why in fitted.silent.items() if wire.OTHER_TASK not in why}
     of = len(left.keys() | {name for fit in fitted.fits.fits for name in fit.members})
     why = {name: text.removeprefix(f"silo {name!r} ") for name, text in sorted(left.items())}

@@ -33,7 +33,7 @@ OTHER_BALANCE = 0.3
 BEYOND = 3.0
 """Standard errors above which a difference is not by chance."""
 LACKED = BEYOND**2
-"""Samples of a category that are expected of a silo, so that none of them is not by chance."""
+"""Expected samples of a category from which on a silo without any lacks it beyond chance."""
 SAME_FACTOR = 0.2
 """Largest deviation of a factor from a known one, as a difference of logarithms."""
 KNOWN_FACTORS = {
@@ -54,9 +54,9 @@ class Difference:
 
     Attributes:
         columns: silo → its counts.
-        score: 0 if no silo differs beyond chance. For categories, the share of samples that would
-            have to change; for numbers, d / (d + w) for a distance d between quantiles and the
-            range w of half the samples.
+        score: 0 if no silo differs beyond chance, or silos declare other categories. For
+            categories, the share of samples that would have to change; for numbers, d / (d + w)
+            for a distance d between quantiles and the range w of half the samples.
         silo: the silo that differs most from the others.
         target: whether the column is a target.
     """
@@ -121,11 +121,8 @@ def _difference(
     }
     categories = {column.categories for column in own.values()}
     apart = _categories_apart if categories != {()} and len(categories) == 1 else _numbers_apart
-    comparable = len(own) > 1 and len(categories) == 1
-    scores = {
-        silo: apart(silo, own, seen) if _is_beyond(silo, own, survey) else 0.0
-        for silo in (own if comparable else ())
-    }
+    beyond = _beyond(own, survey) if len(own) > 1 and len(categories) == 1 else set()
+    scores = {silo: apart(silo, own, seen) if silo in beyond else 0.0 for silo in own}
     worst = max(scores, key=lambda silo: scores[silo], default=next(iter(own)))
     return Difference(name, own, scores.get(worst, 0.0), worst, target)
 
@@ -142,23 +139,23 @@ class _Seen:
         return bool(np.isfinite(self.tenths).all())
 
 
-def _is_beyond(silo: str, own: Mapping[str, ColumnCounts], survey: Survey) -> bool:
-    """Return whether a share of a silo's samples differs from the others' mean beyond chance.
+def _beyond(own: Mapping[str, ColumnCounts], survey: Survey) -> set[str]:
+    """Return the silos of which a share of samples differs from the others' mean beyond chance.
 
     The shares are those of each cell, or those below each end of an interval. Shares that hidden
     cells leave open differ only as far as they must.
     """
     ends = {(c.first + i) * c.step for c in own.values() for i in range(1, len(c.cells)) if c.step}
-    at = np.array(sorted(ends))
-    counts = {name: max(survey.reported[name].samples, 1) for name in own}
-    bounds = {name: _bounds(column, counts[name], at) for name, column in own.items()}
-    low, high = bounds.pop(silo)
-    lows, highs = np.mean(list(bounds.values()), axis=0)
+    at, beside = np.array(sorted(ends)), len(own) - 1
+    counts = np.array([max(survey.reported[name].samples, 1) for name in own], np.float64)
+    bounds = [_bounds(column, int(n), at) for column, n in zip(own.values(), counts, strict=True)]
+    low, high = np.array(bounds).swapaxes(0, 1)
+    lows, highs = ((one.sum(axis=0) - one) / beside for one in (low, high))
     gap = np.maximum(low - highs, lows - high)
-    each = [(low + high) / 2, *((one[0] + one[1]) / 2 for one in bounds.values())]
-    mean = np.average(each, axis=0, weights=[counts[silo], *(counts[name] for name in bounds)])
-    per_sample = 1 / counts[silo] + sum(1 / counts[name] for name in bounds) / len(bounds) ** 2
-    return bool((gap > BEYOND * np.sqrt(mean * (1 - mean) * per_sample) + TINY).any())
+    mean = np.average((low + high) / 2, axis=0, weights=counts)
+    per_sample = 1 / counts + ((1 / counts).sum() - 1 / counts) / beside**2
+    far = gap > BEYOND * np.sqrt(mean * (1 - mean) * per_sample[:, None]) + TINY
+    return {name for name, one in zip(own, far.any(axis=1), strict=True) if one}
 
 
 def _bounds(column: ColumnCounts, samples: int, at: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -327,7 +324,10 @@ def _of_column(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> It
         yield from _lacking(name, own, survey)
         if _is_constant(own, survey):
             cell = _cell(next(iter(own.values())))
-            yield f"{name}: all values of every silo are in one {cell}: nothing follows from it."
+            yield (
+                f"{name}: all values of every silo are in one {cell}: nothing can be learned from "
+                "it."
+            )
     yield from _units(name, own, survey)
 
 
@@ -350,7 +350,8 @@ def _lacking(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> Iter
 
 def _is_constant(own: Mapping[str, ColumnCounts], survey: Survey) -> bool:
     """Return whether all values of all silos are in the same category, or about the same number."""
-    if any(_varies(one) is not False for one in own.values()):
+    kinds = {bool(one.categories) for one in own.values()}
+    if len(kinds) > 1 or any(_varies(one) is not False for one in own.values()):
         return False
     filled = {silo: next(i for i, cell in enumerate(c.cells) if cell) for silo, c in own.items()}
     if any(one.categories for one in own.values()):

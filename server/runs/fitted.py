@@ -77,7 +77,8 @@ def groups_run(config: RunConfig, root: Path) -> Run:
     if (task := run.config.get("task")) != config.task:
         raise refused(
             f"{run.folder.name} is a run of task {task}, not of {config.task}. The groups of a run "
-            f"serve only its task: leave out --task, or name a run of {config.task} in --groups."
+            "can be used only for its own task: leave out --task, or name a run of "
+            f"{config.task} in --groups."
         )
     return run
 

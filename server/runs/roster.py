@@ -19,7 +19,7 @@ from coterie.strategies.rounds.roster import DescribedRoster, Silo
 
 CHECK_AGAIN_S = 1.0
 """Interval of checks whether skipped silos must be asked after all."""
-AWAY = "it is enrolled, and is not connected or does not answer."
+AWAY = "it is enrolled, but is not connected or does not answer."
 """Why such a silo takes no part."""
 SERVES = re.compile(r"serves task ((?:'[^']{1,256}'(?:, )?)+)")
 """Matches the tasks in the reason of a silo that refuses because it serves others."""

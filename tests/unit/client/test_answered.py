@@ -53,6 +53,13 @@ def missing(*without: range, persons: int = 200) -> Marks:
     return marks(*map(float, rows), persons=[n % persons for n in rows])
 
 
+def of_two(which: int) -> Marks:
+    """One or both of two sets of forty persons, each alone with rows of six further persons."""
+    rows = {1: [*range(40), *range(200, 206)], 2: [*range(40, 80), *range(206, 212)]}
+    own = rows.get(which, range(80))
+    return marks(*map(float, own), persons=[n if n < 200 else (n - 200) % 6 + 1000 for n in own])
+
+
 FEW, MANY = range(16), range(14, 33)
 """Rows without a value of one column and of another: two lack both."""
 
@@ -67,6 +74,7 @@ FEW, MANY = range(16), range(14, 33)
         ([missing(), missing(range(9))], True),
         ([missing(persons=20), missing(range(16), persons=20)], False),
         ([missing(persons=20), missing(range(9), persons=20)], True),
+        ([of_two(1), of_two(2), of_two(3)], True),  # 1 + 2 − 3: the rows of six persons
     ],
 )
 def test_combinations_of_answers_may_not_be_about_few_rows_or_persons(

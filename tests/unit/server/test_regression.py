@@ -298,7 +298,7 @@ def test_groups_and_silos_alone_are_fitted_side_by_side_and_a_crash_changes_noth
     leaving = [one for one in read(tmp_path / "sites" / "a") if one["type"] == wire.TRAIN_SUMS]
     assert leaving[-1]["purpose"] and {t["shape"][0] for t in leaving[-1]["tensors"]} <= {1, 4, 10}
     shown = coterie("silo", "ledger", "--home", str(tmp_path / "sites" / "a")).stdout
-    model = "logistic regression; all columns; target: that of the task"
+    model = "logistic regression; target: that of the task; all columns"
     assert f"whole, {wire.TRAIN_SUMS}: {model}; group: all, alone a " in " ".join(shown.split())
     restart_silos()
     cut = CutGrid(nodes, at=(wire.TRAIN_SUMS, 4), answered=3)
@@ -412,7 +412,7 @@ def test_the_groups_of_a_run_are_fitted_each_for_itself(nodes: list[Node], tmp_p
     file = tmp_path / "lung.toml"
     file.write_text(TABLE.replace("heart", "lung"))
     others = [node | {"task": str(file)} for node in sites(tmp_path / "others")]
-    why = r"trained is a run of task heart, not of lung\. .* serve only its task: leave out --task"
+    why = r"trained is a run of task heart, not of lung\. .* can be used only for its own task: leave out --task"
     with pytest.raises(FederationError, match=why):
         regress(tmp_path / "other", others, parent="trained", task="lung")
     line = ("logistic", "--task", "other", "--groups", "trained", "--runs-dir", str(tmp_path))
@@ -660,6 +660,8 @@ def test_the_answers_of_several_runs_together_show_no_few_rows(
     ]
     assert [fit.members for fit in fits] == [NAMES] * 3 + [NAMES[1:]]
     assert "combined with its answers about others" in fits[-1].left_out["a"]
+    remembered = list((tmp_path / "sites" / "a" / "answered").rglob("*.npy"))
+    assert len(remembered) == 2 * 3, "not what was refused"
 
 
 def test_without_any_result_the_run_fails_with_the_reasons(tmp_path: Path) -> None:
@@ -708,6 +710,11 @@ def test_a_person_approves_one_model_and_no_other_is_answered(tmp_path: Path) ->
     policy = '[policy]\nsums = ["regression"]\napprove = "ask"'
     (home / "silo.toml").write_text(f'name = "a"\ntask = "{node["task"]}"\n{policy}')
     shown = coterie("silo", "pending", "--home", str(home)).stdout
-    assert "logistic regression; all columns: age, dose, sex; target: ill\n" in shown
+    assert "logistic regression; target: ill; all columns: age, dose, sex\n" in shown
     assert "also a model of this silo alone" in shown and '"columns"' not in shown
+    (home / "silo.toml").write_text(f'name = "a"\ntask = "gone.toml"\n{policy}')
+    shown = coterie("silo", "pending", "--home", str(home)).stdout
+    assert "target: that of the task; all columns\n" in shown, "its task cannot be loaded"
+    many = wire.asked_sums(settings_text({**settings, "columns": [str(n) for n in range(5000)]}))
+    assert "target: that of the task" in many
     assert "silo.toml allows none" in "".join(leaving(terms, Policy()))

@@ -177,7 +177,7 @@ def test_what_differs_by_chance_is_not_named_but_what_a_silo_lacks_or_all_have_a
     few = Survey("t", {**alike, "west": telling(32, shares)})
     assert [one.score for one in differences(few)] == [0.0] * 4
     assert warnings(few) == [
-        "device: all values of every silo are in one interval: nothing follows from it."
+        "device: all values of every silo are in one interval: nothing can be learned from it."
     ]
     other = Survey("t", {**alike, "west": telling(200, (0.6, 0.4, 0.0), shift=6)})
     found = {one.name: one.silo for one in differences(other) if one.score}
@@ -185,6 +185,17 @@ def test_what_differs_by_chance_is_not_named_but_what_a_silo_lacks_or_all_have_a
     assert (
         "stage: west has no training sample of 'III', the other silos have " in warnings(other)[0]
     )
+
+
+def test_a_column_that_silos_declare_differently_is_not_compared() -> None:
+    sites = {
+        "a": ColumnCounts("x", (100, 0), 0, 0, ("p", "q"), 0, 0.0),
+        "b": ColumnCounts("x", (100,), 0, 0, (), 0, 1.0),
+    }
+    told = {name: Statistics(100, 0, 10, (), (one,), (), 0) for name, one in sites.items()}
+    survey = Survey("t", told)
+    assert [one.score for one in differences(survey)] == [0.0]
+    assert not any("nothing can be learned" in text for text in warnings(survey))
 
 
 def test_nobody_who_tells_is_an_end_with_the_reasons(tmp_path: Path) -> None:

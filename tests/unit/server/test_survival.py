@@ -251,5 +251,5 @@ def test_of_a_single_silo_that_is_left_the_curve_is_shown_once_and_the_others_ar
     shown = capsys.readouterr()
     first = " ".join(shown.err.split())
     assert first.startswith("warning: 4 of 5 silos are not in the fit: b, c, d: ")
-    assert "silo.toml or `--share-sums` allows it; west: it is enrolled, and is not" in first
+    assert "silo.toml or `--share-sums` allows it; west: it is enrolled, but is not" in first
     assert "Together (1 of 4 silos, " in shown.out and "Silo a" not in shown.out
