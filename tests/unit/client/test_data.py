@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,13 @@ from tests.unit.client.models import fresh, some_data
 
 CPU = torch.device("cpu")
 PLAN = TrainPlan(epochs=2, batch_size=4, lr=0.1)
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """Workers end here: where the garbage collector finds them, their end may take seconds."""
+    yield
+    gc.collect()
 
 
 class Listed(Dataset):
