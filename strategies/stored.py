@@ -33,5 +33,5 @@ def read(file: Path, kind: TypeAdapter[T], advice: str) -> T:
     except ValueError as error:
         problem = wire.plain_text(problem_of(error), 200)
         raise refused(
-            f"{file} is damaged, or of another version of coterie: {problem}. {advice}"
+            f"{file} is damaged, or was written by another version: {problem}. {advice}"
         ) from None

@@ -30,8 +30,8 @@ from coterie.tasks.base import Column, Persons, leaves
 
 FOLDER = "answered"
 MOST_SETS, MOST_COMBINED, MOST_REPLIES = 1000, 100, 100
-"""Most sets of rows, of which one more is refused, also of answers that can be combined, which are
-all compared at once; and most stored answers of one kind."""
+"""Most sets of rows; most sets of answers that can be combined, which are all compared at once;
+most stored answers of one kind."""
 SETS, REPLIES = ".npy", ".json"
 Marks = NDArray[np.uint64]
 """(n, 2) hash and person of each row; without persons, the second is a number of the row."""

@@ -68,7 +68,7 @@ class RowSums:
         asked = self._planned(silos)
         for block in asked.blocks:
             if any(self.run.blocks.get(name) != block for name in block):
-                log.info("sums over rows of %s are always over all of them", ", ".join(block))
+                log.info("sums over the rows of %s always include all of them", ", ".join(block))
             self.run.blocks |= dict.fromkeys(block, block)
         return {
             wire.SECURE: True,

@@ -139,7 +139,7 @@ def _table(steps: Sequence[Step]) -> Table:
 def _pictures(fitted: Fitted, curves: dict[str, list[Step]]) -> Iterator[Picture]:
     """Yield the curves, those of silos of a group thin and without their band.
 
-    Lines are straight between the agreed times, as nothing is known of the steps there.
+    Lines are straight between the agreed times, because the steps there are unknown.
     """
     grouped, shown = fits_to_show(fitted), _all_fits(fitted)
     found = dict(zip((fit.name for fit in grouped), colours(len(grouped)), strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -59,8 +60,9 @@ class Drawn(Task):
         y = self.targets(x, draw, options).astype(np.float32)[:, None]
         return SiloData(x[:first], y[:first], x[first:], y[first:])
 
+    @abstractmethod
     def targets(self, x: Any, draw: np.random.Generator, options: Any) -> Any:
-        raise NotImplementedError
+        """Return the targets (n,) of all rows."""
 
 
 def linear() -> nn.Module:
