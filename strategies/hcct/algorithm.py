@@ -56,6 +56,7 @@ from coterie.strategies.hcct.choosing_alpha import (
 )
 from coterie.strategies.hcct.memory import (
     accumulated,
+    of_layer,
     products_of,
     remembered,
     remembered_noise,
@@ -296,12 +297,13 @@ class HCCT(Grouping[HCCTState]):
         names = self._compared(trained[0], "")
         dotted = choice.layer + "."  # the module's arrays, not those of another with a longer name
         layer = dotted if any(name.startswith(dotted) for name in names) else choice.layer
-        return replace(state, layer=layer)
+        memory = {name: of_layer(own, layer) for name, own in state.memory.items()}
+        return replace(state, layer=layer, memory=memory)
 
     def _compared(self, update: Update, layer: str) -> Arrays:
         delta = difference(update.model, update.start)
         kept = comparable(delta, similarity=self.similarity, buffers=update.silo.buffers)
-        kept = {name: array for name, array in kept.items() if name.startswith(layer)}
+        kept = of_layer(kept, layer)
         if not kept:
             raise refused(
                 f"layers = {layer!r} names no array that can be compared. The update has: "

@@ -14,6 +14,11 @@ from coterie.strategies.rounds.handles import Arrays
 from coterie.strategies.rounds.models import accumulate
 
 
+def of_layer(update: Arrays, layer: str) -> Arrays:
+    """Return the arrays whose names begin with ``layer``."""
+    return {name: array for name, array in update.items() if name.startswith(layer)}
+
+
 def remembered(
     state: HCCTState, deltas: Mapping[str, Arrays], probes: Mapping[str, Arrays], *, decay: float
 ) -> dict[str, Arrays]:

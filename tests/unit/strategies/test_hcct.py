@@ -918,11 +918,12 @@ def test_who_comes_back_to_groups_that_stand_starts_from_its_groups_model(
 
 
 def test_hcct_e_waits_for_a_second_answer_before_it_chooses_the_layer() -> None:
-    strategy, here = hcct(alpha=20, layers="auto"), silos("a", "b")
-    state = rounds(strategy, here, {"a": EAST, "b": None})
+    """Of a silo that does not answer then, the earlier update is compared in that layer."""
+    strategy, here = hcct(alpha=20, layers="auto"), silos("a", "b", "c")
+    state = rounds(strategy, here, {"a": EAST, "b": None, "c": None})
     assert not state.layer
-    state = play(strategy, state, here, {"a": EAST, "b": NORTH}, round=2)
-    assert state.layer
+    state = play(strategy, state, here, {"a": None, "b": NORTH, "c": NEAR_EAST}, round=2)
+    assert state.layer and state.planned == (("a", "c"), ("b",))
 
 
 def test_who_was_away_when_the_groups_settled_is_placed_when_it_is_back() -> None:
