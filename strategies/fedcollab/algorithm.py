@@ -240,7 +240,9 @@ class FedCollab(Growth, Grouping[FedCollabState]):
             structure = Structure((), tuple(names)) if alone else Structure(known, ())
             return replace(state, planned=tuple((name,) for name in names), structure=structure)
         distances, errors, null_errors = _matrices(known, state)
-        stated = {name: max(state.members.sizes[name], 1.0) for name in known}
+        # A member's size is its weight in the last training, which `max-share` cuts by group.
+        counts = {name: now.here[name].num_examples or state.members.sizes[name] for name in known}
+        stated = {name: max(float(count), 1.0) for name, count in counts.items()}
         sizes = list(capped(stated, now.max_share).values())
         c = self.c
         if c == "auto":
