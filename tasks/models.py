@@ -131,7 +131,7 @@ def small_cnn(*, num_classes: int) -> tuple[nn.Module, nn.Module]:
 
 
 def mclr(*, shape: tuple[int, int, int], num_classes: int) -> tuple[nn.Module, nn.Module]:
-    """Return one softmax layer (FedGroup Table I: 7,850 parameters on MNIST)."""
+    """Return one softmax layer (FedGroup Table II: 7,850 parameters on MNIST)."""
     return nn.Flatten(), nn.Linear(prod(shape), num_classes)
 
 

@@ -89,7 +89,7 @@ def measure(seed: int, figure: int, **own: Any) -> Entry:
 
 
 def _utility(details: Mapping[str, Any]) -> float:
-    """Mean utility of the planned groups (eq. 8) on what was compared."""
+    """Mean utility of the planned groups (eq. 9) on what was compared."""
     names, norms = details["compared"], np.array(details["norms"])
     gram = np.array(details["similarity"]) * np.outer(norms, norms)
     utility = HCCTUtility.from_gram(gram, details["sizes"], alpha=details["alphas"])
