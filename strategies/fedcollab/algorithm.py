@@ -56,7 +56,7 @@ from coterie.strategies.rounds.algorithm import (
     orders_from,
 )
 from coterie.strategies.rounds.handles import Arrays, Model
-from coterie.strategies.rounds.members import Members, capped, staying, with_sizes
+from coterie.strategies.rounds.members import Members, stated_samples, staying, with_sizes
 from coterie.strategies.rounds.minimum_sizes import average_groups, form
 from coterie.strategies.rounds.options import Config, Positive, Seed
 from coterie.strategies.rounds.reports import Group
@@ -240,10 +240,7 @@ class FedCollab(Growth, Grouping[FedCollabState]):
             structure = Structure((), tuple(names)) if alone else Structure(known, ())
             return replace(state, planned=tuple((name,) for name in names), structure=structure)
         distances, errors, null_errors = _matrices(known, state)
-        # A member's size is its weight in the last training, which `max-share` cuts by group.
-        counts = {name: now.here[name].num_examples or state.members.sizes[name] for name in known}
-        stated = {name: max(float(count), 1.0) for name, count in counts.items()}
-        sizes = list(capped(stated, now.max_share).values())
+        sizes = stated_samples(state.members, known, now.max_share)
         c = self.c
         if c == "auto":
             c = fedcollab.auto_c(sizes, null_errors)

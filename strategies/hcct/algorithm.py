@@ -83,6 +83,7 @@ from coterie.strategies.rounds.members import (
     cosine_matrix,
     mean_of_all,
     present_groups,
+    stated_samples,
     with_absent,
 )
 from coterie.strategies.rounds.minimum_sizes import average_groups, form
@@ -359,8 +360,8 @@ class HCCT(Grouping[HCCTState]):
         if not compared:
             return state
         matrix = accumulated(state, settled, new, deltas, noisy)
-        sizes = np.array([state.members.sizes[n] for n in compared])
-        alphas = alphas_of(self.alpha, state, compared)
+        sizes = np.array(stated_samples(state.members, compared, now.max_share))
+        alphas = alphas_of(self.alpha, state, compared, sizes)
         n = len(settled)
         before = present_groups(state.planned, settled)
         found: list[list[int]] = []

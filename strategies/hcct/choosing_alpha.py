@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.hcct import alpha as trials
@@ -20,7 +20,7 @@ from coterie.strategies.hcct.alpha import Landscape
 from coterie.strategies.hcct.state import HCCTState
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.rounds.algorithm import Round, Updates
-from coterie.strategies.rounds.members import mean_of_all, present_groups
+from coterie.strategies.rounds.members import mean_of_all, present_groups, stated_samples
 
 log = logging.getLogger("coterie.run")
 
@@ -40,20 +40,23 @@ Solve: TypeAlias = Callable[..., list[list[int]]]
 """The run's own search: utility and options → groups."""
 
 
-def alphas_of(alpha: float | str, state: HCCTState, names: Sequence[str]) -> NDArray[np.float64]:
+def alphas_of(
+    alpha: float | str, state: HCCTState, names: Sequence[str], sizes: ArrayLike
+) -> NDArray[np.float64]:
     """Return the α of silos that are compared, in samples: their own, or the run's.
 
     Args:
         alpha: the option's value.
-        names: the silos; their samples set the scale.
+        names: the silos.
+        sizes: (N,) their training samples, which set the scale.
     """
-    run = _alpha_of_run(alpha, state, names)
+    run = _alpha_of_run(alpha, state, sizes)
     return np.array([state.alphas.get(name, run) for name in names])
 
 
-def _alpha_of_run(alpha: float | str, state: HCCTState, names: Sequence[str]) -> float:
+def _alpha_of_run(alpha: float | str, state: HCCTState, sizes: ArrayLike) -> float:
     if alpha == "scaled":
-        return SCALE * float(np.median([state.members.sizes[name] for name in names]))
+        return SCALE * float(np.median(np.asarray(sizes, np.float64)))
     if alpha != "auto":
         return float(alpha)
     if state.alpha is None:  # one silo among some with their own α: their mean
@@ -67,7 +70,7 @@ def found_alpha(alpha: float | str, state: HCCTState) -> dict[str, Any]:
         return {}
     known = state.alpha is not None if alpha == "auto" else bool(state.compared)
     found: dict[str, Any] = {"trial": dict(state.verdict)} if state.verdict else {}
-    return {"alpha": _alpha_of_run(alpha, state, state.compared) if known else None, **found}
+    return {"alpha": _alpha_of_run(alpha, state, state.sizes_used) if known else None, **found}
 
 
 def goes_by_stated(state: HCCTState, here: Sequence[str]) -> bool:
@@ -127,7 +130,7 @@ def open_trial(
     time_for_it = _is_time(now)
     if now.number < trials.MIN_LOOK or not names or not heard or not time_for_it:
         return waiting
-    landscape, rounds = _landscape(state, names, solve), now.rounds
+    landscape, rounds = _landscape(state, names, now, solve), now.rounds
     found = trials.candidates(landscape)
     if len(found) == 1:
         return waiting
@@ -142,14 +145,14 @@ def open_trial(
     return replace(waiting, trial=opened)
 
 
-def _landscape(state: HCCTState, names: Sequence[str], solve: Solve) -> Landscape:
+def _landscape(state: HCCTState, names: Sequence[str], now: Round, solve: Solve) -> Landscape:
     return Landscape(
         names=names,
         gram=gram(
             [list(state.memory[name].values()) for name in names],
             noise=[state.noise.get(name, 0.0) for name in names],
         ),
-        sizes=np.array([state.members.sizes[name] for name in names]),
+        sizes=np.array(stated_samples(state.members, names, now.max_share)),
         minimums=state.members.minimums,
         solve=partial(solve, **PATH_SEARCH),
     )
@@ -183,7 +186,7 @@ def continue_trial(state: HCCTState, updates: Updates, now: Round, *, solve: Sol
     members = state.members.holding(models).grouped(groups)
     placed = tuple(group for group in groups if not state.newcomers & set(group))
     mean = mean_of_all(members.grouped(placed))
-    landscape = _landscape(state, names, solve) if names else None
+    landscape = _landscape(state, names, now, solve) if names else None
     return replace(
         state,
         trial=None,

@@ -156,6 +156,22 @@ def capped(weights: Mapping[str, float], max_share: float) -> dict[str, float]:
     return {name: min(weight, limit) for name, weight in weights.items()}
 
 
+def stated_samples(members: Members, names: Iterable[str], max_share: float) -> list[float]:
+    """Return the training samples that silos state, >= 1, each at most a share of all.
+
+    ``sizes`` are the weights of the last training: `max-share` has limited them by group, and who
+    held samples out stated fewer. A silo that states no samples has this weight.
+
+    Args:
+        members: all silos.
+        names: the silos asked for, in the order of the result.
+        max_share: the most of one silo, in (0, 1].
+    """
+    stated = {name: members.data[name][0] if name in members.data else 0 for name in names}
+    counts = {name: max(float(n or members.sizes[name]), 1.0) for name, n in stated.items()}
+    return list(capped(counts, max_share).values())
+
+
 def mean_of_all(members: Members) -> Model:
     """Return the size-weighted mean model of the last round's silos; w⁰ before round 1."""
     here = [name for name in members.here if members.sizes[name] > 0]

@@ -982,13 +982,10 @@ def test_who_states_a_great_many_samples_does_not_merge_everybody(claim: int) ->
 
 def test_the_bound_is_of_the_samples_that_silos_state_whatever_their_last_weight() -> None:
     near = {pair: Distance(0.0, 0.01, 60) for pair in combinations("abc", 2)}
-    weights = {"a": 200.0, "b": 100.0, "c": 100.0}
-    state = FedCollabState(
-        Members({}, sizes=weights), distances=near, held_out=dict.fromkeys("abc", 50)
-    )
-    now = Round(
-        2, tuple(Silo(n, 1, num_examples=k) for n, k in (("a", 400), ("b", 100), ("c", 100)))
-    )
+    weights, stated = {"a": 200.0, "b": 100.0, "c": 100.0}, {"a": (400, ""), "b": (100, "")}
+    members = Members({}, sizes=weights, data=stated)
+    state = FedCollabState(members, distances=near, held_out=dict.fromkeys("abc", 50))
+    now = Round(2, tuple(Silo(n, 1) for n in "abc"))
     structure = Structuring(c=10.0)._structured(state, tuple("abc"), now).structure
     assert structure is not None and structure.report is not None
     assert structure.report.alone == pytest.approx(0.5 + 1 + 1)

@@ -189,22 +189,29 @@ def test_a_silos_own_alpha_goes_before_the_runs() -> None:
 @pytest.mark.parametrize("size", [5, 100, 40_000])
 def test_the_usual_alpha_grows_with_the_silos(size: int) -> None:
     """Eq. 9 compares α / D with a cosine: the same updates give the same groups for any D."""
-    strategy, here = hcct(), silos("a", "b", "c", "d")
-    sizes = dict.fromkeys("abcd", size)
-    state = play(strategy, strategy.first(INITIAL), here, FOUR, round=1, sizes=sizes)
+    strategy, here = hcct(), silos("a", "b", "c", "d", size=size)
+    state = play(strategy, strategy.first(INITIAL), here, FOUR, round=1)
     assert state.planned == PAIRS
     assert strategy.details(state)["alpha"] == pytest.approx(2 / 3 * size)
     if size == 40_000:
-        state = play(hcct(alpha=50), strategy.first(INITIAL), here, FOUR, round=1, sizes=sizes)
+        state = play(hcct(alpha=50), strategy.first(INITIAL), here, FOUR, round=1)
         assert len(state.planned) == 4, "the paper's form"
 
 
 def test_a_silo_that_states_many_samples_does_not_move_the_usual_alpha() -> None:
     strategy, here = hcct(), silos("a", "b", "c", "d")
-    sizes = dict.fromkeys("abc", 100.0) | {"d": 1e6}
-    state = play(strategy, strategy.first(INITIAL), here, FOUR, round=1, sizes=sizes)
+    here[3] = replace(here[3], num_examples=10**6)
+    state = play(strategy, strategy.first(INITIAL), here, FOUR, round=1, sizes={"d": 1e6})
     assert strategy.details(state)["alpha"] == pytest.approx(2 / 3 * 100)
     assert ("a", "b") in state.planned
+
+
+def test_the_samples_of_eq_9_are_those_stated_not_the_weights_of_the_last_training() -> None:
+    strategy, stated = hcct(), {"a": 400, "b": 300, "c": 100, "d": 100}
+    here = [replace(s, num_examples=stated[s.name]) for s in silos(*"abcd")]
+    state = play(strategy, strategy.first(INITIAL), here, FOUR, round=1)
+    details = strategy.details(state)
+    assert (details["sizes"], details["alpha"]) == ([400, 300, 100, 100], 2 / 3 * 200)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1e6])
