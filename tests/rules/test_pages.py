@@ -94,7 +94,15 @@ QUOTED = (
         SCORED | {5: [(0, 5)]},
         FEDGROUP,
     ),
-    Quoted("papers-fedgroup", "FEMNIST", "fedgroup", "femnist-mclr", SCORED, FEDGROUP),
+    *(
+        Quoted("papers-fedgroup", heading, "fedgroup", section, SCORED, FEDGROUP)
+        for heading, section in (
+            ("FEMNIST", "femnist-mclr"),
+            ("FEMNIST with the MLP", "femnist-mlp"),
+            ("MNIST with the MLP", "mnist-mlp"),
+            ("Synthetic(1,1)", "synthetic-mclr"),
+        )
+    ),
     Quoted(
         "papers-fedgroup",
         "Discrepancy",
