@@ -44,6 +44,9 @@ EVERY = 10
 SMALL = ("mnist_small", "domains")
 DATA_OF = {"mnist": "mnist", "mnist_small": "mnist", "letters": "emnist-letters"}
 
+Course = Sequence[tuple[int, float]]
+"""Rounds and their accuracies in %."""
+
 # --- the methods ----------------------------------------------------------------------------------
 
 Build = Callable[[Column, int, dict[str, Any]], Strategy]
@@ -219,19 +222,23 @@ class Watch:
         self.groups = len(report.groups)
 
     def stored(self) -> dict[str, Any]:
-        """What the tables read of the course: the last rounds, or the best as released."""
+        """What the tables read of the course: the last rounds and, as released, the best ones."""
+        courses = {"global": self.shared, "per": self.personal}
+        best = {part: _best(course) for part, course in courses.items()}
         return {
-            "global": self._kept(self.shared),
-            "per": self._kept(self.personal),
+            **{part: self._last(course) for part, course in courses.items()},
+            **({"best": best} if self.column.released else {}),
             "latents": self.latents,
             "ensemble": self.ensemble,
             "groups": self.groups,
         }
 
-    def _kept(self, course: Sequence[tuple[int, float]]) -> list[float]:
-        if self.column.released:
-            return sorted(round(accuracy, 3) for _, accuracy in course)[-LAST:]
+    def _last(self, course: Course) -> list[float]:
         return [round(accuracy, 3) for n, accuracy in course if n > self.rounds - LAST]
+
+
+def _best(course: Course) -> list[float]:
+    return sorted(round(accuracy, 3) for _, accuracy in course)[-LAST:]
 
 
 @torch.no_grad()
