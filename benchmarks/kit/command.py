@@ -56,7 +56,7 @@ def read(
     if seeds:
         parser.add_argument("--seeds", type=int, default=seeds, help="how many, from 0")
     if rounds is not None:
-        papers = "" if rounds else "; 0 for the paper's"
+        papers = "" if rounds else "; 0: each part's usual number"
         parser.add_argument("--rounds", type=int, default=rounds, help=f"of a run{papers}")
     for name, arguments in own.items():
         parser.add_argument(f"--{name.replace('_', '-')}", **arguments)
