@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from coterie.client.work.data import Part
 from coterie.client.work.measure import batch_size
-from coterie.client.work.request import Request
+from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.session import Session
 from coterie.system.files import make_folder, write_atomically
 from coterie.tasks.base import Column, Persons, leaves
@@ -127,20 +127,35 @@ _answered: dict[tuple[str, str, str], Answered] = {}
 
 
 def answered_of(session: Session, kind: str) -> Answered:
-    """Return what the silo has answered to questions of this kind, about this task's rows."""
+    """Return what the silo has answered to questions of this kind, about this task's rows.
+
+    Raises:
+        RefusedError: a file of it cannot be read; without it the silo answers no such question.
+    """
     settings = session.settings
     name = f"{kind}-{hashlib.sha256(session.task.name.encode()).hexdigest()[:16]}"
     key = settings.name, settings.home, name
     if key not in _answered:
         folder = Path(settings.home) / FOLDER / name if settings.home else None
-        _answered[key] = found = Answered(folder)
-        files = [] if folder is None else sorted(folder.glob("*"))
-        found.sets = [np.load(f, allow_pickle=False) for f in files if f.suffix == SETS]
-        for file in files:
-            if file.suffix == REPLIES:
-                number, _, question = file.stem.partition("-")
-                found.replies[question] = int(number), file.read_text("utf-8")
+        try:  # what could be read only in part does not count as read
+            _answered[key] = _read(folder)
+        except (OSError, EOFError, ValueError) as error:
+            raise RefusedError(
+                f"silo {settings.name!r} cannot read what it has answered before, in its folder "
+                f"{FOLDER}/{name}: {type(error).__name__}. Restore that folder from a backup."
+            ) from error
     return _answered[key]
+
+
+def _read(folder: Path | None) -> Answered:
+    found = Answered(folder)
+    files = [] if folder is None else sorted(folder.glob("*"))
+    found.sets = [np.load(f, allow_pickle=False) for f in files if f.suffix == SETS]
+    for file in files:
+        if file.suffix == REPLIES:
+            number, _, question = file.stem.partition("-")
+            found.replies[question] = int(number), file.read_text("utf-8")
+    return found
 
 
 def answer_once(

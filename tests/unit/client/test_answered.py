@@ -18,6 +18,7 @@ from coterie.client.work.answered import (
     marks_of_columns,
     shows_few,
 )
+from coterie.client.work.request import RefusedError
 from coterie.client.work.session import open_session
 from coterie.tasks.base import Column
 from tests.kit import digits, restart_silos
@@ -128,3 +129,9 @@ def test_what_was_answered_survives_the_process_and_old_answers_make_room(
     assert "fewer than 6" in known().objection(few, 6), "the count has become stricter"
     monkeypatch.setattr(answered, "MOST_SETS", 2)
     assert "2 different sets" in known().objection(marks(*range(50, 90)), 10)
+    (damaged,) = tmp_path.glob("**/0000.npy")
+    damaged.write_bytes(b"")
+    restart_silos()
+    for _ in range(2):  # nor does it begin anew
+        with pytest.raises(RefusedError, match="Restore that folder"):
+            answered_of(session, "query.statistics")
