@@ -165,13 +165,13 @@ class Memory:
     def masked_in(self, run: str) -> dict[str, str]:
         """Return what the masks of a run hide; a silo with a folder reads it from its ledger."""
         if run not in self.masked:
-            found = self.masked[run] = {}
-            ledger = Path(self.home) / LEDGER
+            found, ledger = dict[str, str](), Path(self.home) / LEDGER
             for line in json_lines(ledger) if self.home and ledger.exists() else ():
                 if line is not None and line.get("run") == run and "error" not in line:
                     said = line.get("values", {}).get(wire.CONFIG, {}).get(wire.MASKED_AS, "")
                     digest, _, mark = str(said).partition(" ")
                     found[digest] = mark
+            self.masked[run] = found  # not before all has been read
         return self.masked[run]
 
     def _append(self, line: dict[str, Any]) -> None:

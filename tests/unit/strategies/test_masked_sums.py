@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from flwr.app import Error, Message
 
 from coterie import wire
 from coterie.client.ledger import read
+from coterie.features.secure import memory
 from coterie.features.secure.protocol import decode_peers, encode_peers
 from coterie.features.secure.together import Member, Together, decode_together, planned
 from coterie.features.sums.contract import (
@@ -352,7 +354,7 @@ def test_a_column_that_few_rows_have_is_in_no_sum(tmp_path: Path) -> None:
     assert len(list((tmp_path / "sites" / "b" / "answered").glob("sums-*/*.npy"))) == 1
 
 
-def test_a_mask_hides_one_answer_only(tmp_path: Path) -> None:
+def test_a_mask_hides_one_answer_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     restart_silos()
     nodes = sites(tmp_path / "sites")
     file = Path(str(nodes[1]["data.data"]))
@@ -364,8 +366,11 @@ def test_a_mask_hides_one_answer_only(tmp_path: Path) -> None:
     assert (first == again).all() and not (first[: len(other)] == other).any()
     restart_silos()
     file.write_text("\n".join([*lines[:-40], *lines[1:41]]))
-    assert "under the same mask" in reason(liar.ask("b", "bcd"))
     assert not (sent_by(liar.ask("b", "bcd", run="s")) == first).any()
+    with monkeypatch.context() as broken:
+        broken.setattr(memory, "json_lines", Mock(side_effect=OSError))
+        assert "OSError" in reason(liar.ask("b", "bcd"), wire.FAILED)
+    assert "under the same mask" in reason(liar.ask("b", "bcd"))
 
 
 def sent_by(reply: Message) -> Any:
