@@ -15,6 +15,8 @@ INTERVALS = 16
 """Most intervals, about, between a low and a high value, with many samples beyond."""
 SAMPLES = 2
 """Samples per interval, about, as a multiple of the smallest cell that is shown."""
+FINEST = 2e-15
+"""Smallest step, as a share of the values: finer differences are rounding."""
 ROUNDING = 1e-9
 """Tolerance of a division by the step: 0.3 is not below 3 · 0.1."""
 
@@ -50,7 +52,8 @@ def intervals(
         low = high = ordered[(len(ordered) - 1) // 2]
     width = high - low if high > low else abs(low) / 10
     wanted = min(INTERVALS, max(1, samples // (SAMPLES * least)))
-    step = round_step(width / wanted) if width else 1.0
+    finest = FINEST * max(abs(low), abs(high))
+    step = round_step(max(width / wanted, finest)) if width else 1.0
     if np.array_equal(ordered, np.round(ordered)):
         step = max(step, 1.0)
     first, last = (math.floor(end / step + ROUNDING) for end in (low, high))

@@ -21,6 +21,8 @@ from coterie.wire.names import CONFIG
 MAX_COLUMNS, MAX_CELLS = 1000, 256
 """Most inputs and targets of one silo, and most cells of one column."""
 MOST_COUNTED = 1_000_000_000
+MOST_STEPS = 10**15
+"""Most steps from 0 to an interval: with more, its ends would be the same float."""
 MAX_LEAST = 1_000_000
 Count = Annotated[int, Field(strict=True, ge=0, le=MOST_COUNTED)]
 Cell = Count | None
@@ -49,7 +51,7 @@ class ColumnCounts:
     missing: Cell
     odd: Cell
     categories: Annotated[tuple[Word, ...], Field(max_length=MAX_CELLS, fail_fast=True)]
-    first: Annotated[int, Field(strict=True, ge=-(10**18), le=10**18)]
+    first: Annotated[int, Field(strict=True, ge=-MOST_STEPS, le=MOST_STEPS)]
     step: Annotated[float, Field(strict=True, ge=0, le=1e100, allow_inf_nan=False)]
 
     @property
@@ -61,6 +63,8 @@ class ColumnCounts:
 def _with_names(column: ColumnCounts) -> ColumnCounts:
     if column.categories and len(column.categories) != len(column.cells):
         raise ValueError("all cells of a column have names, or none")
+    if column.categories and column.step:
+        raise ValueError("a column has categories or intervals, not both")
     return column
 
 

@@ -27,8 +27,9 @@ from coterie.features.statistics.counts import (
 from coterie.features.statistics.silo import count
 from coterie.features.statistics.survey import FILE, Survey, read_survey
 from coterie.features.sums.contract import settings_text
+from coterie.pictures.page import render
 from coterie.server.report.command import write_report
-from coterie.server.report.statistics import _interval
+from coterie.server.report.statistics import _interval, build_statistics_page
 from coterie.server.report.survey import differences, warnings
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import read_run
@@ -333,6 +334,13 @@ def test_intervals_of_days_have_different_names() -> None:
     assert len({*named}) == len(named) > 2 and named[0].startswith("below 202401")
 
 
+def test_numbers_that_differ_only_by_rounding_have_intervals_that_can_be_drawn() -> None:
+    rounded = np.repeat([0.3, 0.1 + 0.2], 100)
+    told = Statistics(200, 0, 10, (), (count(Column("x", rounded), 10),), (), 0)
+    survey = Survey("t", {"a": decode_statistics(encode_statistics(told))})
+    assert "below 0.3" in render(build_statistics_page(survey, "run"))
+
+
 def test_a_column_with_few_values_tells_no_number() -> None:
     values = np.append(np.full(95, np.nan), [1.0, 2.0, 3.0, 4.0, 5.0])
     counts = count(Column("x", values), 10)
@@ -467,9 +475,10 @@ def test_good_statistics_are_read_as_they_were_told() -> None:
         answer(column={"cells": [1e99, 20]}),
         answer(column={"cells": [-1, 31]}),
         answer(column={"categories": ["one"]}),
+        answer(column={"categories": ["one", "two"]}),
         answer(column={"step": float("inf")}),
         answer(column={"step": float("nan")}),
-        answer(column={"first": 10**400}),
+        answer(column={"first": 10**16}),
         answer(column={"name": 5}),
     ],
 )
@@ -480,9 +489,6 @@ def test_statistics_that_cannot_be_are_refused(content: RecordDict) -> None:
 
 
 def test_a_hostile_name_is_shown_as_it_is(tmp_path: Path) -> None:
-    from coterie.pictures.page import render
-    from coterie.server.report.statistics import build_statistics_page
-
     evil = '<script>alert("x")</script>\x1b[2J'
     reported = decode_statistics(answer(column={"name": evil}))
     page = render(build_statistics_page(Survey("t", {"a": reported, "b": GOOD}), "run"))
