@@ -23,6 +23,8 @@ USUAL = 64
 """Most bins of a column, besides that of missing values, unless a run says otherwise."""
 LOWEST, WIDTH = -(2**31), 2**22
 """Place of the first cell, and the size of the first cells."""
+INFINITE = 0x7F800000
+"""Place of infinity; what lies beyond is not a number."""
 PARTS = 64
 """Parts into which a cell is divided."""
 MOST_CUTS = 20_000
@@ -64,6 +66,13 @@ def counted(x: NDArray[np.float32], cells: Ints) -> Ints:
     """Return how many numbers (n,) lie in each cell; missing ones count nowhere."""
     at = np.searchsorted(cells, places(x[~np.isnan(x)]), "right") - 1
     return np.bincount(at, minlength=len(cells)).astype(np.int64)
+
+
+def of_no_number(cells: Ints) -> NDArray[np.bool_]:
+    """Return which cells, of any number of columns side by side, have no finite number."""
+    following = np.append(cells[1:], LOWEST)  # the next column begins at the lowest
+    below = (following > LOWEST) & (following <= 1 - INFINITE)
+    return below | (cells >= INFINITE)
 
 
 def codes(x: NDArray[np.float32], edges: Sequence[NDArray[np.float32]]) -> NDArray[np.int32]:

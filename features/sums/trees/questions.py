@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie import wire
-from coterie.features.sums.trees import growth
+from coterie.features.sums.trees import bins, growth
 from coterie.features.sums.trees.bins import LOWEST, MOST_CUTS, Ints
 from coterie.features.sums.trees.ensemble import Ensemble, Floats
 from coterie.features.sums.trees.growth import Level, Sides
@@ -165,6 +165,8 @@ def read_answer(question: Question, arrays: Arrays, samples: int) -> Floats:
         raise AnswerError("its numbers of rows must be whole, and at least 0.")
     if question.kind == "cells":
         _check_total(counts, question.arrays["sizes"], samples)
+        if counts[bins.of_no_number(question.arrays["cells"])].any():
+            raise AnswerError("it counts rows in cells that have no finite number.")
     elif (found[..., 1] < 0).any() or found[counts == 0].any():
         raise AnswerError("its sums over no row must be 0, and second derivatives at least 0.")
     elif question.kind == "losses":

@@ -280,6 +280,19 @@ def test_impossible_losses_are_refused(told: Any) -> None:
         questions.read_answer(asked, {"sums": told}, ROWS)
 
 
+@pytest.mark.parametrize("place", [0, 1, -1, -2])
+def test_rows_in_cells_that_no_number_is_in_are_refused(place: int) -> None:
+    """Bins between NaN would have all other silos refuse the next question."""
+    far = np.array([[-3e38, 3e38]] * 2, np.float32)
+    asked = questions.cells(next(bins.agreed(2, 8)))
+    told = questions.answer(asked.arrays, Rows(far, np.zeros((2, 1)), of_numbers))
+    assert (questions.read_answer(asked, {"sums": told}, 2) == told).all()
+    told[:] = 0
+    told[place] = 2
+    with pytest.raises(questions.AnswerError, match="no finite number"):
+        questions.read_answer(asked, {"sums": told}, 2)
+
+
 @pytest.mark.parametrize("lie", LIES)
 def test_impossible_sums_are_refused(lie: str) -> None:
     (rows,) = parts("labels", 1)
