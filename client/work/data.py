@@ -305,12 +305,13 @@ class Data:
     def hold_out(self, share: float, *, seed: int) -> Data:
         """Return the training data less a ``share``, which takes the place of the test data.
 
-        The share is in (0, 0.5]; at least one of at least 2 samples, persons or blocks is. The
-        same seed holds out the same samples. A silo's own validation samples are held out instead.
+        The share is in (0, 0.5]; at least one of at least 2 samples, persons or blocks is, and none
+        of 1. The same seed holds out the same samples. A silo's own validation samples are held out
+        instead.
         """
         if self.validation is not None:
             return Data(self.train, self.validation)
-        count = max(1, round(share * len(self.train)))
+        count = min(max(1, round(share * len(self.train))), len(self.train) - 1)
         held, kept = draw(self.train, count, seed=seed)
         return Data(self.train.take(kept), self.train.take(held))
 

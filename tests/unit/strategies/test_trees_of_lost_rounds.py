@@ -97,12 +97,14 @@ def lines_of(found: RunResult) -> list[str]:
 def test_silos_whose_given_group_has_no_other_grow_trees_at_home_and_the_screen_says_so(
     tmp_path: Path, secure: bool
 ) -> None:
-    nodes = sites(tmp_path, {"a": 200, "b": 200, "c": 200, "gamma": 200})
+    nodes = sites(tmp_path, {"a": 200, "b": 200, "c": 200, "gamma": 1})
+    nodes[3]["data.test-data"] = nodes[0]["data.data"]
     keys = {**FEW_BINS, "given-groups": "a, b ;c,nobody;gama"}
     grid = Tap(nodes)
     found = run(tmp_path / "run", grid, **keys, secure=secure)
     assert len({node_id for _, node_id in asked(grid)}) == 2, "of a and b"
     assert found.rounds[-1].details["at-home"] == ["c", "gamma"]
+    assert not any(one.left_out for one in found.rounds)
     said = [line for line in lines_of(found) if "given-groups" in line]
     named = [line.removeprefix("run: ").split(" ")[0] for line in said]
     assert named == ["c", "gama", "gamma", "nobody"], "each once"
