@@ -17,7 +17,9 @@ from coterie.wire.names import CONFIG, GIVEN
 ANSWER = "evaluation"
 MOST_MODELS = 50
 MOST_PARTS = 1000
-Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e15, le=1e15)]
+LARGEST = 1e100
+"""Largest absolute value: above the squares of all 32-bit targets."""
+Number = Annotated[float, Field(allow_inf_nan=False, ge=-LARGEST, le=LARGEST)]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Short = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 

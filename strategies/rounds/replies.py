@@ -35,6 +35,8 @@ log = logging.getLogger("coterie.run")
 MAX_VALUE = 1e15
 """Larger than any parameter, running statistic or counter of a model that can still be trained: the
 float32 squares in training overflow at 1.8e19, and one such value spoils a mean."""
+MAX_LOSS = 1e50
+"""The same of a loss: that of trees is in squared units of their target."""
 
 Names = Mapping[str, str]
 """A metric's name in an app → its name here, for names that are not understood directly."""
@@ -178,7 +180,7 @@ def check_reply(
         raise ReplyError(
             f"{wire.NUM_EXAMPLES} must be a number from 1 to {MAX_EXAMPLES:g}. Got {count}."
         )
-    metrics = {key: _sane(value) for key, value in stated.items()}
+    metrics = {key: _sane(value, key) for key, value in stated.items()}
     if order.sketches is not None and not order.evaluates:
         if count != order.silo.num_examples:
             raise ReplyError(
@@ -274,9 +276,10 @@ def _with_minimum(silo: Silo, metrics: Mapping[str, float]) -> Silo:
     return replace(silo, min_group_size=ceil(min(stated, MAX_EXAMPLES)))
 
 
-def _sane(value: float, *, least: float = -MAX_VALUE) -> float:
+def _sane(value: float, name: str = "", *, least: float = -math.inf) -> float:
     """Return a silo's figure, or NaN if nothing like it can be measured."""
-    return value if least <= value <= MAX_VALUE else float("nan")
+    most = MAX_LOSS if "loss" in name else MAX_VALUE
+    return value if max(least, -most) <= value <= most else float("nan")
 
 
 def check_finite(model: Arrays) -> None:
@@ -347,7 +350,7 @@ def read_evaluations(
         if not 1 <= count <= MAX_EXAMPLES:
             log.warning("%s was not evaluated: it states %s test samples", silo.name, count)
             continue
-        loss = _sane(metrics.get(wire.LOSS, float("nan")))
+        loss = _sane(metrics.get(wire.LOSS, float("nan")), wire.LOSS)
         found[silo.name] = (loss, _sane(error_of(metrics), least=0), int(count))
     return dict(sorted(found.items()))
 

@@ -13,6 +13,7 @@ from flwr.app import Message
 from safetensors.numpy import load_file
 
 from coterie import wire
+from coterie.features.evaluation.coordinator import FILE, read_judgement
 from coterie.features.sums.trees.alone import Alone
 from coterie.features.sums.trees.asking import Grown
 from coterie.features.sums.trees.coordinator import Trees
@@ -185,6 +186,11 @@ def test_targets_of_any_unit_grow_trees(tmp_path: Path) -> None:
         trees = run(tmp_path / f"run-{unit:g}", nodes, **FEW_BINS)
         assert all(len(one.silos) == 2 for one in trees.rounds if not one.final)
         (found[unit],) = models_of(trees, names="a")
+        losses = [loss for one in trees.rounds for loss, _, _ in one.evaluation.values()]
+        assert max(losses) > unit**2 / 10 and np.isfinite(losses).all()
+        keys = {"strategy": "evaluation", "task": "study", "parent": f"run-{unit:g}"}
+        run(tmp_path / f"judged-{unit:g}", nodes, **keys)
+        assert not read_judgement(tmp_path / f"judged-{unit:g}" / FILE).silent
     assert found[large]["gain"].max() > 1e15
     assert (found[large]["feature"] == found[1.0]["feature"]).all()
 
