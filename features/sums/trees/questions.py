@@ -158,7 +158,10 @@ def read_answer(question: Question, arrays: Arrays, samples: int) -> Floats:
         got = None if found is None else (str(found.dtype), found.shape)
         raise AnswerError(f"it must answer with float64 of shape {question.shape}. Got {got}.")
     if not (found.max(initial=0) <= LARGEST and found.min(initial=0) >= -LARGEST):
-        raise AnswerError("its sums are not finite, or impossibly large.")
+        raise AnswerError(
+            f"its sums are not finite, or impossibly large: above {LARGEST:g}. If its targets are "
+            "as large as that, all silos need another unit of them."
+        )
     counts = found if question.kind == "cells" else found[..., -1]
     parts = question.kind == "level"  # of the rows of a run of bins
     if (counts < 0).any() or not (parts or (counts == np.round(counts)).all()):
