@@ -342,17 +342,19 @@ class Request:
         unit = getattr(task.problem, "unit", "")
         return {"metric": leading(task, self.metric()).name, "unit": unit}
 
-    def held_out_share(self, key: str, *, of: Data | None = None) -> float:
+    def held_out_share(self, key: str, *, of: Data | None = None, needed: bool = True) -> float:
         """Return the share of the training samples to hold out, by its run key; 0 if there is none.
 
-        ``of`` is what is left of the silo's data; None: all of them.
+        Args:
+            of: what is left of the silo's data; None: all of them.
+            needed: refuse if no sample can be held out.
         """
         share: float = self.value(key)
         left = self.session.data if of is None else of
         if share > 0.5:
             raise RefusedError(f"{key} must be in [0, 0.5]. Got {share}.")
         whole = left.train.together
-        if share and (len(left.train) if whole is None else num_persons(whole)) < 2:
+        if needed and share and (len(left.train) if whole is None else num_persons(whole)) < 2:
             kind = "blocks" if left.train.persons is None else "persons"
             what = "training samples" if whole is None else f"{kind} in its training data"
             self.refuse_for(

@@ -28,7 +28,6 @@ from coterie.features.sums.trees.growth import HOLDOUT, Settings, enough, trial
 from coterie.features.sums.trees.questions import nodes_of
 from coterie.features.sums.trees.seen import Seen
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
-from coterie.strategies.plain import pooling
 from coterie.strategies.rounds.algorithm import Algorithm, Exchanges, Order, Round, Updates
 from coterie.strategies.rounds.handles import Arrays, AtHome, Model, sent_for
 from coterie.strategies.rounds.members import Members, present_groups, staying
@@ -211,7 +210,7 @@ class Trees(Growth, Algorithm[TreesState]):
                 trials[self._key(group)] = Growing(
                     *(faster, self.column_bins, stay, known, min(known.done + more, tried)),
                     judged=tried,
-                    config=_held_out,
+                    config=_of_trial,
                     masked=now.unseen,
                 )
         yield from grow([*growing.values(), *trials.values()], now, state.members.minimums)
@@ -358,8 +357,9 @@ def _said(key: str) -> str:
     return "all silos" if key == "*" else key
 
 
-def _held_out(silo: Silo) -> Config:
-    return {wire.HOLDOUT: HOLDOUT} if pooling.holds_out(silo) else {}
+def _of_trial(silo: Silo) -> Config:
+    """Return the same for every silo, as masks depend on it; one with few rows holds none out."""
+    return {wire.HOLDOUT: HOLDOUT}
 
 
 def is_trees(model: Arrays) -> bool:

@@ -207,7 +207,8 @@ def _apart(request: Request, used: NDArray[np.bool_], least: int) -> str:
 def _spared(request: Request, *, race: bool = True) -> tuple[Data, Part | None]:
     """Return the silo's data without what the run holds out, by itself and in a race; and that."""
     data = request.spared().data
-    share = request.held_out_share(wire.HOLDOUT, of=data)
+    needed = request.config.get(wire.STRATEGY) == AUTO
+    share = request.held_out_share(wire.HOLDOUT, of=data, needed=needed)
     if not (share and race):
         return data, None
     session = replace(request.session, data=data)

@@ -33,7 +33,7 @@ from coterie.strategies.rounds.roster import Silo
 from coterie.strategies.strategy import RunResult
 from coterie.tasks.own.declared import load_declared
 from tests.conftest import assert_equal_models
-from tests.kit import CutGrid, Tap, ask, interrupted, run
+from tests.kit import CutGrid, Tap, ask, interrupted, restart_silos, run
 from tests.unit.strategies.test_arriving_trees import models_of, sites
 from tests.unit.strategies.test_grown_trees import COLUMNS, FEW_BINS, STUDY, drawn
 
@@ -123,6 +123,17 @@ def test_silos_that_answer_for_no_sums_grow_trees_at_home_and_a_later_round_asks
     kept = (tmp_path / "home-a" / "models").rglob("*.safetensors")
     assert all((load_file(file)["feature"] >= 0).any() for file in kept)
     assert any("a is in no sum of trees" in line for line in lines_of(found))
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_masked_trial_counts_also_beside_a_silo_that_can_hold_no_rows_out(
+    tmp_path: Path, rows: int
+) -> None:
+    restart_silos()
+    nodes = sites(tmp_path, {"a": 200, "b": 200, "c": rows})
+    nodes[2]["data.test-data"] = nodes[0]["data.data"]
+    found = run(tmp_path / "run", nodes, **FEW_BINS, secure=True)
+    assert list(found.rounds[-1].details["trees-enough"]) == ["*"]
 
 
 def test_a_group_that_begins_late_takes_no_complete_trees_away(tmp_path: Path) -> None:
