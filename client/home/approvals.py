@@ -31,8 +31,8 @@ FOLDER, LOCK = "approvals", "lock"
 LOCK_DEADLINE_S = 10.0
 MAX_WAITING = 100
 """The most runs that may wait at one silo: a coordinator must not fill its disk."""
-MAX_TERMS, MAX_VALUE = 200, 1000
-"""Most entries of a run's description, and most characters of one."""
+MAX_TERMS, MAX_VALUE, MAX_SUMS = 200, 1000, 50_000
+"""Most entries of a run's description, and most characters of one, and of that of sums."""
 CODE = 8
 """Characters of a digest that a person compares."""
 OUTSIDE_TERMS = (
@@ -160,7 +160,8 @@ def _terms(config: Mapping[str, Any], *, whole: bool) -> dict[str, Value]:
         and (whole or key in (*KEPT, wire.SECURE) or key.startswith(KEPT_KEYS))
     }
     for key, value in said.items():
-        if type(value) not in (str, int, float, bool) or len(f"{key}{value}") > MAX_VALUE:
+        most = MAX_SUMS if key == wire.SUMS_OF else MAX_VALUE  # it may name many columns
+        if type(value) not in (str, int, float, bool) or len(f"{key}{value}") > most:
             raise ApprovalError(
                 "asks its approvers about runs, and cannot show them this one: its "
                 f"{wire.plain_text(key, wire.MAX_WORD)} is not a number or a short text."

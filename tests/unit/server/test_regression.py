@@ -707,6 +707,9 @@ def test_a_person_approves_one_model_and_no_other_is_answered(tmp_path: Path) ->
     assert "asks for one of this silo alone" in reason(ask(wire.TRAIN_SUMS, node, **alone))
     asked[wire.SUMS_OF] = settings_text({**settings, "columns": []})
     ask(wire.DESCRIBE, node, **asked, **{wire.ALSO_ALONE: True})
+    names = [f"laboratory value {number}" for number in range(200)]
+    wide = {**terms, "run": "wide", wire.SUMS_OF: settings_text({**settings, "columns": names})}
+    assert "waits for an approver" in reason(ask(wire.DESCRIBE, node, **wide), wire.UNAPPROVED)
     policy = '[policy]\nsums = ["regression"]\napprove = "ask"'
     (home / "silo.toml").write_text(f'name = "a"\ntask = "{node["task"]}"\n{policy}')
     shown = coterie("silo", "pending", "--home", str(home)).stdout
