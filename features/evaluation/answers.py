@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from flwr.app import ConfigRecord, RecordDict
-from pydantic import Field, TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from coterie.wire.checked import checked_answer
 from coterie.wire.errors import WireError
-from coterie.wire.limits import MAX_NAME, MAX_WORD
+from coterie.wire.limits import MAX_NAME, MAX_WORD, plain_text
 from coterie.wire.names import CONFIG, GIVEN
 
 ANSWER = "evaluation"
@@ -22,6 +22,9 @@ LARGEST = 1e100
 Number = Annotated[float, Field(allow_inf_nan=False, ge=-LARGEST, le=LARGEST)]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Short = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+Name = Annotated[str, AfterValidator(lambda text: plain_text(text, MAX_NAME))]
+Word = Annotated[str, AfterValidator(lambda text: plain_text(text, MAX_WORD))]
+Text = Annotated[str, AfterValidator(plain_text)]
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,8 @@ class Difference:
 class Part:
     """A subgroup of the test samples; ``samples`` is None if it is hidden."""
 
-    column: Short
-    value: Annotated[str, Field(min_length=1, max_length=MAX_WORD)]
+    column: Name
+    value: Word
     samples: Count | None = None
     models: Annotated[Mapping[str, Figures], Field(max_length=MOST_MODELS)] = Field(
         default_factory=dict
@@ -77,10 +80,10 @@ class Answer:
 
     samples: Count
     models: Annotated[Mapping[str, Figures], Field(max_length=MOST_MODELS)]
-    kept_back: Annotated[tuple[Short, ...], Field(max_length=64)] = ()
+    kept_back: Annotated[tuple[Name, ...], Field(max_length=64)] = ()
     differences: Annotated[tuple[Difference, ...], Field(max_length=MOST_MODELS**2)] = ()
     parts: Annotated[tuple[Part, ...], Field(max_length=MOST_PARTS)] = ()
-    left_out: Annotated[Mapping[Short, str], Field(max_length=64)] = Field(default_factory=dict)
+    left_out: Annotated[Mapping[Name, Text], Field(max_length=64)] = Field(default_factory=dict)
 
 
 _ANSWER = TypeAdapter(Answer)

@@ -51,7 +51,7 @@ from coterie.features.evaluation.numbers import (
 )
 from coterie.tasks.base import Column, TaskError
 from coterie.tasks.problems import Classes, Evidence, Numbers, Problem
-from coterie.wire.limits import MAX_ANSWER_BYTES, MAX_NAME, MAX_WORD
+from coterie.wire.limits import MAX_ANSWER_BYTES, MAX_NAME
 
 log = logging.getLogger("coterie.silo")
 
@@ -340,7 +340,7 @@ def _subgroups(
                 for name, one in models.items()
                 if samples is not None
             }
-            parts.append(Part(shown, wire.plain_text(value, MAX_WORD), samples, figures))
+            parts.append(Part(shown, value, samples, figures))
     return parts, left_out
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from coterie import wire
 from coterie.client.app import app
@@ -18,7 +18,7 @@ from coterie.client.home.approvals import decide, find
 from coterie.client.home.subgroups import read_subgroup
 from coterie.client.ledger import read
 from coterie.engine.inprocess import InProcessGrid
-from coterie.features.evaluation.answers import decode_answer
+from coterie.features.evaluation.answers import ANSWER, decode_answer
 from coterie.features.evaluation.coordinator import FILE, read_judgement
 from coterie.features.evaluation.numbers import (
     calibration_of_classes,
@@ -366,6 +366,19 @@ def test_a_silo_that_answers_nonsense_is_named_and_the_others_are_read(
     grid = InProcessGrid(lying, sites(trained / "sites"))
     found = read_judgement(judge(trained, grid, f"lie-{min(changed)}"))
     assert why in found.silent["a1"] and "b1" in found.answers
+
+
+def test_texts_of_any_length_and_with_escape_sequences_are_shown_cut_and_as_they_are() -> None:
+    part = {"column": "\x1b[2J", "value": "a category that a form spells out " * 9}
+    told = {
+        **{"samples": 9, "models": {"A": {}}, "parts": [part]},
+        **{"kept_back": ["\x1b[2J"], "left_out": {"\x1b[2J": "\x1b[2J" * 9}},
+    }
+    content = RecordDict({wire.CONFIG: ConfigRecord({ANSWER: json.dumps(told)})})
+    found = decode_answer(content, ["A"])
+    (one,), left_out = found.parts, found.left_out
+    texts = [one.column, one.value, *found.kept_back, *left_out, *left_out.values()]
+    assert all(text.isprintable() and len(text) < 150 for text in texts)
 
 
 def test_without_a_run_that_is_known_here_the_task_must_be_named(tmp_path: Path) -> None:
