@@ -32,11 +32,10 @@ from coterie.wire.statements import Statement, read_statement
 
 log = logging.getLogger("coterie.run")
 
-MAX_VALUE = 1e15
+MAX_VALUE, MAX_LOSS = 1e15, 1e50
 """Larger than any parameter, running statistic or counter of a model that can still be trained: the
-float32 squares in training overflow at 1.8e19, and one such value spoils a mean."""
-MAX_LOSS = 1e50
-"""The same of a loss: that of trees is in squared units of their target."""
+float32 squares in training overflow at 1.8e19, and one such value spoils a mean. A loss of trees is
+in squared units of their target."""
 
 Names = Mapping[str, str]
 """A metric's name in an app → its name here, for names that are not understood directly."""
