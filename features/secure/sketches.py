@@ -224,11 +224,11 @@ def remember(settings: SiloSettings, new: Sketched) -> str:
             f"has sketched {MOST_UPDATES} different updates by this projection already: from "
             "more, the projection could be computed."
         )
-    known.append(new)
     if settings.home:
         file = _file(settings.home)
         make_folder(file.parent, private=True)
         append_line(file, json.dumps(vars(new)).encode(), synced=True)
+    known.append(new)  # not before it is written: what is known leaves again
     return ""
 
 

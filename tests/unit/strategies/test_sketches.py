@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -113,9 +114,15 @@ def test_one_large_parameter_among_small_ones_lives_alone() -> None:
     assert sketched(update).live < 2
 
 
-def test_what_was_sketched_is_remembered_by_the_folder(tmp_path: Path) -> None:
+def test_what_was_sketched_is_remembered_by_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = SiloSettings("a", home=str(tmp_path))
     rows = [Sketched("r", "seed", "1 ", "parameters all", str(n)) for n in range(MOST_UPDATES + 1)]
+    with monkeypatch.context() as full:
+        full.setattr(sketches, "append_line", Mock(side_effect=OSError))
+        with pytest.raises(OSError):
+            remember(settings, rows[0])
     for row in rows[:-1]:
         assert remember(settings, row) == ""
     for _ in range(2):
