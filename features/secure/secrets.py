@@ -60,8 +60,12 @@ class RunSecrets:
 
     @property
     def ca(self) -> bytes:
-        """The certificate that must vouch for other silos' keys; empty if not enrolled."""
-        return _read(self.home, CA) if _read(self.home, KEY) else b""
+        """The certificate that must vouch for other silos' keys; empty if not enrolled.
+
+        Raises:
+            OSError: the silo is enrolled, and its certificate cannot be read.
+        """
+        return (Path(self.home) / CA).read_bytes() if _read(self.home, KEY) else b""
 
     def as_peer(self) -> Peer:
         """Return this silo's own statement; the coordinator adds the voucher."""
@@ -218,7 +222,7 @@ def _identity(home: str) -> ec.EllipticCurvePrivateKey | None:
 def _read(home: str, name: str) -> bytes:
     try:
         return (Path(home) / name).read_bytes() if home else b""
-    except OSError:
+    except FileNotFoundError:  # not another error: a silo with a key is enrolled
         return b""
 
 

@@ -774,6 +774,17 @@ def test_secrets_survive_a_restart_in_a_private_file(tmp_path: Path) -> None:
     file.unlink(missing_ok=True)
 
 
+@pytest.mark.parametrize("unreadable", ["key.pem", "ca.pem"])
+def test_an_enrolled_silo_without_its_files_is_in_no_sum(tmp_path: Path, unreadable: str) -> None:
+    for name in ("key.pem", "ca.pem"):
+        (tmp_path / name).write_bytes(b"-----")
+    own = secrets.secrets_of(SiloSettings("a", home=str(tmp_path)), "r")
+    (tmp_path / unreadable).unlink()
+    (tmp_path / unreadable).mkdir()
+    with pytest.raises(IsADirectoryError):
+        assert own.ca, "anybody's keys would do"
+
+
 def test_a_seed_opens_for_whom_it_was_sealed(tmp_path: Path) -> None:
     one, two, three = (
         secrets.secrets_of(SiloSettings(name, home=str(tmp_path / name)), "r")
