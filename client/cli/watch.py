@@ -70,7 +70,7 @@ def watch_model(
     watching.keep(folder, look)
     if as_json:
         shown = asdict(look)
-        del shown["rows"]
+        del shown["rows"], shown["answered"]
         print_json(shown)
     else:
         print(*lines(look), sep="\n")
@@ -92,6 +92,7 @@ def watch(
     from coterie.client.home.folder import Home
     from coterie.client.home.settings import SettingsError
     from coterie.client.home.watching import Look
+    from coterie.client.work.answered import marks_of_samples
     from coterie.tasks.options import place_of
 
     file = in_use.file_in_use(folder)
@@ -123,6 +124,7 @@ def watch(
         columns=tuple(map(asdict, found)),
         warnings=tuple(warnings),
         rows=_hashes(columns),
+        answered=() if part is None else tuple(map(str, marks_of_samples(part)[:, 0])),
         **measured or {"labelled": 0},
     )
 

@@ -33,7 +33,8 @@ class Look:
         figures, before: metric → interval, on the labelled samples, and as recorded before.
         worse: whether the metric is worse than before; None if that cannot be said.
         warnings: for people, one sentence each; empty if all is well.
-        rows: a hash of each new sample.
+        rows: a hash of each new sample's inputs.
+        answered: a hash of each labelled sample, with its label.
     """
 
     at: str
@@ -48,6 +49,7 @@ class Look:
     worse: bool | None = None
     warnings: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
+    answered: tuple[str, ...] = ()
 
 
 def keep(home: Path, look: Look, name: str = LAST) -> None:
@@ -76,6 +78,7 @@ def last_look(home: Path, name: str = LAST) -> Look | None:
         columns=tuple(found.columns),
         warnings=tuple(found.warnings),
         rows=tuple(found.rows),
+        answered=tuple(found.answered),
     )
 
 
@@ -88,13 +91,21 @@ def look_to_send(home: Path, least: int) -> Look | None:
     now, sent = last_look(home), looks_sent(home)
     if now is None:
         return None
-    new = Counter(now.rows)
-    for old in (Counter(look.rows) for look in sent):
-        if 0 < max((old - new).total(), (new - old).total()) < least:
+    for look in sent:
+        if any(0 < _apart(*own) < least for own in zip(_samples(look), _samples(now), strict=True)):
             return sent[-1]
     if now not in sent[-1:]:
         keep(home, now, f"{SENT}/{len(sent):04}.json")
     return now
+
+
+def _samples(look: Look) -> tuple[Counter[str], Counter[str]]:
+    """Return the samples that a look's columns, and its metric, are about."""
+    return Counter(look.rows), Counter(look.answered)
+
+
+def _apart(old: Counter[str], new: Counter[str]) -> int:
+    return max((old - new).total(), (new - old).total())
 
 
 def looks_sent(home: Path) -> list[Look]:

@@ -121,6 +121,7 @@ def test_a_model_that_has_become_worse_is_found_shown_and_counted(
     assert said.returncode == 1 and "the model has become worse: error " in said.stdout
     look = last_look(site / "a")
     assert look is not None and look.worse and look.metric == "error"
+    assert len(look.rows) == len(look.answered) == 200
     assert look.before is not None and look.before["error"][0] < 0.3 < look.figures["error"][0]  # type: ignore[index]
     own = [SiloSettings("a", home=str(site / "a"))]
     assert 'coterie_silo_model_warnings{silo="a"} 1.0' in render(
@@ -286,6 +287,10 @@ def test_the_last_look_is_sent_until_enough_samples_differ_from_every_one(tmp_pa
         watching.keep(tmp_path, replace(LOOK, rows=rows))
         look = look_to_send(tmp_path, 10)
         assert look is not None and look.rows == expected
+    for answered, expected in ((first, first), (ten[:-1], first), (ten, ten)):  # of the same rows
+        watching.keep(tmp_path, replace(LOOK, rows=first, answered=answered))
+        look = look_to_send(tmp_path, 10)
+        assert look is not None and look.answered == expected
 
 
 @pytest.mark.parametrize(
