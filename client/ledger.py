@@ -215,7 +215,7 @@ def totals(entries: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], Total]
     """
     found: dict[tuple[str, str], Total] = {}
     for entry in entries:
-        key = (str(entry.get("run", "")), str(entry.get("type", "?")))
+        key = (wire.plain_text(entry.get("run", "")), wire.plain_text(entry.get("type", "?")))
         number = wire.whole(entry.get("round"))
         total = found.setdefault(key, Total((number, number)))
         total.messages += 1
@@ -226,7 +226,7 @@ def totals(entries: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], Total]
             first, last = total.apart.get(why, (number, number))
             total.apart[why] = (min(first, number), max(last, number))
         if asked := str(entry.get("asked", "")):
-            total.asked.setdefault(asked, {})[str(entry.get("purpose", ""))] = None
+            total.asked.setdefault(asked, {})[wire.plain_text(entry.get("purpose", ""))] = None
         tensors, values = entry.get("tensors"), entry.get("values")
         for one in tensors if isinstance(tensors, list) else ():
             if isinstance(one, dict):

@@ -387,7 +387,8 @@ def leaving(
         yield itself
         return
     if terms.get(wire.STRATEGY) == wire.ONLY_EVALUATION:
-        of = f"the models of {terms[wire.PARENT]}" if wire.PARENT in terms else "given models"
+        parent = wire.plain_text(terms.get(wire.PARENT, ""), wire.MAX_WORD)
+        of = f"the models of {parent}" if parent else "given models"
         yield f"how many test samples it has, and metrics of {of} on them: {metrics}"
         if policy.subgroups:
             yield (

@@ -78,13 +78,14 @@ def test_of_a_run_of_statistics_a_person_is_shown_that_it_takes_numbers_and_no_u
 @pytest.mark.parametrize(
     ("terms", "said"),
     [
+        ({"strategy": "evaluation", "parent": "r\x1b[2J"}, "metrics of the models of r\\x1b[2J on"),
         ({"strategy": "trees"}, "by column and bin, over no fewer than 12, which the coordinator"),
         ({"strategy": "trees", "secure": True}, "12, seen only added to other silos'"),
         ({"strategy": "auto"}, "update in each round, or for boosted trees sums over its rows"),
         ({"strategy": "auto", "secure": True}, "sketches of its updates"),
     ],
 )
-def test_of_a_run_that_may_grow_trees_a_person_is_shown_the_sums(
+def test_of_a_run_that_takes_no_plain_updates_a_person_is_shown_what_leaves(
     terms: dict[str, Any], said: str
 ) -> None:
     first, *_ = approvals.leaving(terms, Policy(sums=("trees",), statistics_from=12))

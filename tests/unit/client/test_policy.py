@@ -425,6 +425,18 @@ def test_models_of_so_many_runs_are_kept_and_no_more(tmp_path: Path) -> None:
     assert len({file.stem for file in (tmp_path / "models").glob("*.safetensors")}) == 2
 
 
+def test_texts_of_a_coordinator_appear_escaped_in_card_and_ledger(tmp_path: Path) -> None:
+    wants, odd = digits_config("a", home=str(tmp_path)), "\x1b[2J\n"
+    settings = {wire.RUN: "r", wire.ROUND: 1, wire.ROUNDS: 1, wire.KEEP: True, wire.SEED: 0}
+    settings |= {wire.STRATEGY: odd, wire.MEMBERS: [odd], wire.GROUP: 1, wire.GROUP_SIZE: 2}
+    assert not ask(wire.EVALUATE, wants, model=initial(), **settings).has_error()
+    assert ask(wire.EVALUATE, wants, model=initial(), **{**settings, wire.RUN: odd}).has_error()
+    (card,) = (tmp_path / "models").glob("*.md")
+    assert card.read_text().count("\\x1b[2J ") == 2
+    runs = {run for run, _ in ledger.totals(ledger.read(tmp_path))}
+    assert runs == {"r", "\\x1b[2J "}
+
+
 def test_what_a_server_calls_a_round_does_not_break_the_ledger(tmp_path: Path) -> None:
     wants = digits_config("a", home=str(tmp_path))
     for number in ("x", -3, 2.5, True):
