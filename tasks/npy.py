@@ -66,11 +66,11 @@ def _check(num_bytes: int, file: Path) -> None:
 
 
 def _bytes_of(opened: IO[bytes]) -> int:
-    """Return the size of an array by its header; 0 for what is none, which numpy refuses."""
-    try:
-        version = npy.read_magic(opened)
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, _, dtype = read(opened)
-    except ValueError:
-        return 0
+    """Return the size of an array by its header; ``ValueError`` for what is none.
+
+    Numpy hands out what is none in an archive as it is, unpacked.
+    """
+    version = npy.read_magic(opened)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read(opened)
     return math.prod(shape) * int(dtype.itemsize)

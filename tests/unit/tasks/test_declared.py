@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 from unicodedata import normalize
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 import pyarrow as pa
@@ -451,7 +452,11 @@ def test_damaged_and_other_files_of_arrays_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", x)
     whole = (tmp_path / "whole.npz").read_bytes()
     header = whole.replace(b"False,", b"((((((")
+    with ZipFile(tmp_path / "other.npz", "w", ZIP_DEFLATED) as packed:
+        packed.writestr("x.npy", bytes(100_000))
+        packed.writestr("y.npy", "hello")
     for name, content in (
+        ("other.npz", (tmp_path / "other.npz").read_bytes()),
         ("header.npz", header),
         ("cut.npz", whole[:-300]),
         ("empty.npz", b""),
