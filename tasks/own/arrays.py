@@ -15,7 +15,7 @@ from coterie.tasks.base import ColumnScale, Option, Persons, Samples, TaskError,
 from coterie.tasks.npy import read_npy
 from coterie.tasks.options import read_options
 from coterie.tasks.own.declared import Declaration, DeclaredTask, Size, in_nfc
-from coterie.tasks.own.scaling import scale_of, sums_of
+from coterie.tasks.own.scaling import in_32_bits, scale_of, sums_of
 from coterie.tasks.own.targets import ArrayTarget, NumberArray, Target
 from coterie.tasks.own.whose import checked_keys
 from coterie.tasks.problems import Classes, Masks, Numbers
@@ -175,7 +175,9 @@ class ArrayTask(DeclaredTask):
             y = y.astype(np.int64)
         else:
             single = isinstance(problem, Numbers) and problem.num_targets == 1 and y.ndim == 1
-            y = y.astype(np.float32).reshape(len(y), 1) if single else y.astype(np.float32)
+            y = y.reshape(len(y), 1) if single else y
+            of_each = ["y"] * y[:1].size
+            y = in_32_bits(y, of_each, place) if of_each else y.astype(np.float32)
         try:
             problem.check(y, "all")
         except TaskError as error:

@@ -1,17 +1,21 @@
-"""Mean and deviation of a silo's own numbers, for standardising them."""
+"""Mean and deviation of a silo's own numbers, for standardising them; targets in 32 bits."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.tasks.base import ColumnScale, Persons
+from coterie.tasks.base import ColumnScale, Persons, TaskError
 from coterie.tasks.draws import num_persons
 
 ROUNDING = 1e-12
 """Numbers whose relative difference is smaller count as equal."""
+COARSE = 0.01
+"""Largest error of a target in 32 bits, as a share of its standard deviation."""
 
 
 def scale_of(numbers: NDArray[np.floating[Any]]) -> ColumnScale:
@@ -51,3 +55,21 @@ def sums_of(persons: Persons | None, *parts: NDArray[np.floating[Any]]) -> NDArr
         return sums
     counts = [num_persons(persons[there]) for part in parts for there in np.isfinite(part).T]
     return np.column_stack([sums, counts])
+
+
+def in_32_bits(exact: NDArray[Any], names: Sequence[str], place: Path) -> NDArray[np.float32]:
+    """Return targets (n, columns) in 32 bits; ``TaskError`` if these blur one's differences.
+
+    ``names`` of the columns are for the error.
+    """
+    exact = exact.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        kept = exact.astype(np.float32)
+        spread = exact.std(axis=0)
+        blurred = (spread > 0) & ~(np.abs(kept - exact).max(axis=0) <= COARSE * spread)
+    if blurred.any():
+        raise TaskError(
+            f"{names[int(blurred.argmax())]} of {str(place)!r} has numbers whose differences 32 "
+            "bits cannot hold: subtract a number, or use another unit, on which all silos agree."
+        )
+    return kept

@@ -33,15 +33,13 @@ from coterie.tasks.own.declared import OPTIONS, DeclaredTask
 from coterie.tasks.own.dialect import Dialect
 from coterie.tasks.own.files import Contents
 from coterie.tasks.own.rows import Rows, digest_of
-from coterie.tasks.own.scaling import scale_of, sums_of
+from coterie.tasks.own.scaling import in_32_bits, scale_of, sums_of
 from coterie.tasks.own.table_declaration import TableDeclaration
 from coterie.tasks.own.targets import LabelColumns, NumberColumns
 from coterie.tasks.problems import Survival
 
 LARGEST = 1e100
 """Larger numbers are refused: their squares would overflow."""
-COARSE = 0.01
-"""Largest error of a target in 32 bits, as a share of its standard deviation."""
 MOST = 0.5
 """Largest share of undeclared values in a column; above it, it is probably a different column."""
 BLOCK = 1 << 16
@@ -320,7 +318,8 @@ class Table(DeclaredTask):
                     f"time below 0 in row {files.first(early)}. Times must be at least 0."
                 )
             found = [times, files.flags(table.codes[target.event], target.event, place, written)]
-        return _held_finely(np.stack(found, axis=1), target.columns, place, written)
+        names = [f"target column {written.named(name)}" for name in target.columns]
+        return in_32_bits(np.stack(found, axis=1), names, place)
 
     def _classes(
         self, table: Contents, column: str, place: Path, written: Dialect
@@ -460,23 +459,6 @@ def _no_target(column: str, missing: NDArray[np.bool_], place: Path, written: Di
         + f" and {count - 1} more" * (count > 1)
         + f". Leave such rows out of the file.{advice}"
     )
-
-
-def _held_finely(
-    exact: NDArray[np.float64], columns: Sequence[str], place: Path, written: Dialect
-) -> NDArray[np.float32]:
-    """Return targets (n, columns) in 32 bits; ``TaskError`` if these blur one's differences."""
-    with np.errstate(over="ignore"):
-        kept = exact.astype(np.float32)
-    spread = exact.std(axis=0)
-    blurred = (spread > 0) & ~(np.abs(kept - exact).max(axis=0) <= COARSE * spread)
-    if blurred.any():
-        name = columns[int(blurred.argmax())]
-        raise TaskError(
-            f"target column {written.named(name)} of {str(place)!r} has numbers whose differences "
-            "32 bits cannot hold: subtract a number, or use another unit, on which all silos agree."
-        )
-    return kept
 
 
 def _scaled(rows: Rows, scale: ColumnScale, *, missing: float) -> NDArray[np.float32]:

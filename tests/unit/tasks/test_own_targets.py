@@ -202,3 +202,8 @@ def test_targets_that_32_bits_blur_are_refused(change: Any, tmp_path: Path) -> N
     lines = [f"{20 + i},{change(i)},{i},0,0,0" for i in range(len(lines))]
     with pytest.raises(TaskError, match=r"'days' .* 32 bits cannot hold: subtract a number"):
         declared(tmp_path, NUMBER).load({"data": table(tmp_path, "\n".join([head, *lines]))})
+    y = np.array([change(i) for i in range(len(lines))])
+    np.savez(tmp_path / "d.npz", x=np.zeros((len(y), 3)), y=y)
+    task = declared(tmp_path, ARRAY + 'target = { kind = "number" }\n')
+    with pytest.raises(TaskError, match=r"y of .* 32 bits cannot hold: subtract a number"):
+        task.load({"data": str(tmp_path / "d.npz")})
