@@ -138,7 +138,7 @@ class Codes:
         """Return the meanings of all rows."""
         means = [self.dialect.meant(self.column, text) for text in self._numbers]
         distinct = {text: i for i, text in enumerate(dict.fromkeys(filter(None, means)))}
-        numbers = [-1 if text is None else distinct[text] for text in means]
+        numbers = [distinct[text] if text else -1 for text in means]
         return Coded(np.array([*numbers, -1], np.int32)[self._at.all()], list(distinct))
 
 

@@ -108,6 +108,8 @@ def test_events_may_be_coded(tmp_path: Path) -> None:
     codes = {"died": {"dead": "1", "alive": "0"}}
     two = task.load({"data": table(tmp_path, text), "codes": codes})
     np.testing.assert_array_equal(one.y_train, two.y_train)
+    with pytest.raises(TaskError, match=r"Row \d+ is empty: leave such rows out"):
+        task.load({"data": table(tmp_path, text), "codes": {"died": {"dead": "1", "alive": ""}}})
 
 
 @pytest.mark.parametrize(
