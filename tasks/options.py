@@ -30,6 +30,8 @@ def read_options(
         kind = type(defaults[key])
         try:
             filled[key] = _flag(value) if kind is bool else kind(as_option(value))
+            if isinstance(value, float) and kind is int and filled[key] != value:
+                raise ValueError  # not cut to a whole number
         except (TypeError, ValueError, OverflowError):
             must = "true or false" if kind is bool else f"of type {kind.__name__}"
             raise TaskError(

@@ -475,6 +475,7 @@ def test_damaged_and_other_files_of_arrays_are_refused(tmp_path: Path) -> None:
     ("options", "said"),
     [
         ({"seed": -1}, "seed must be at least 0. Got -1"),
+        ({"seed": 2.5}, "'seed' of task 'study' must be of type int. Got 2.5"),
         ({"seed": float("inf")}, "'seed' of task 'study' must be of type int. Got inf"),
         ({"data": "~nobody-here/x.npz"}, "there is no home folder ~nobody-here"),
     ],
