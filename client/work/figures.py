@@ -52,14 +52,15 @@ def with_intervals(
     """Compute metrics, given as weights (b, n) → name → values (b,), and their intervals.
 
     If ``persons`` (n,) names each sample's person, persons are resampled instead of samples,
-    because several samples of one person are not independent.
+    because several samples of one person are not independent. Of a single one there is no interval.
     """
     values = {name: float(found[0]) for name, found in metrics(np.ones((1, num_samples))).items()}
     again = metrics(resampled(num_samples, seed=seed, persons=persons))
+    units = num_samples if persons is None else num_persons(persons)
     figures = {}
     for name, value in values.items():
         found = again[name][np.isfinite(again[name])]
-        if np.isfinite(value) and len(found) >= RESAMPLES // 2:
+        if units > 1 and np.isfinite(value) and len(found) >= RESAMPLES // 2:
             if name in BIASED:
                 found = np.maximum(found - np.median(found) + value, 0.0)
             low, high = np.percentile(found, LEVELS)

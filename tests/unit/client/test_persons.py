@@ -222,6 +222,9 @@ def test_intervals_are_of_persons() -> None:
     persons = with_intervals(metric, 300, persons=np.repeat(np.arange(30), 10))["error"]
     assert rows.value == persons.value
     assert persons.high - persons.low > 2 * (rows.high - rows.low)
+    for size, whose in ((1, None), (300, np.zeros(300, np.int64))):
+        alone = with_intervals(lambda w, n=size: metric(w @ np.eye(n, 300)), size, persons=whose)
+        assert np.isfinite(alone["error"].value) and np.isnan(alone["error"].low), "of one: none"
 
 
 # ---------------------------------------------------------------- counts that protect people
