@@ -15,7 +15,7 @@ from coterie import wire
 from coterie.client.home.approvals import not_now
 from coterie.client.home.request_counts import asked_by, question_of, quota_objection
 from coterie.client.work import personal
-from coterie.client.work.data import Data
+from coterie.client.work.data import Data, draw
 from coterie.client.work.hold_out import leave_out_validation
 from coterie.client.work.measure import leading
 from coterie.client.work.optimisers import AUTO, PLAIN, Schedule, class_of
@@ -353,13 +353,24 @@ class Request:
         left = self.session.data if of is None else of
         if share > 0.5:
             raise RefusedError(f"{key} must be in [0, 0.5]. Got {share}.")
+        if not (needed and share):
+            return share
         whole = left.train.together
-        if needed and share and (len(left.train) if whole is None else num_persons(whole)) < 2:
-            kind = "blocks" if left.train.persons is None else "persons"
+        kind = "blocks" if left.train.persons is None else "persons"
+        if (len(left.train) if whole is None else num_persons(whole)) < 2:
             what = "training samples" if whole is None else f"{kind} in its training data"
             self.refuse_for(
                 f"has too few {what} for {key}: 1 remains, and at least 2 are needed to hold "
                 "one out."
+            )
+        if (
+            whole is not None
+            and left.validation is None
+            and not len(draw(left.train, 1, seed=0)[0])
+        ):
+            self.refuse_for(
+                f"can hold out none of the {kind} in its training data for {key}: each is the only "
+                "one with some class."
             )
         return share
 

@@ -143,11 +143,20 @@ def test_discriminators_are_trained_and_scored_on_different_persons(tmp_path: Pa
     assert not halves_of[0] & halves_of[1] and all(halves_of)
 
 
-def test_a_silo_of_one_person_cannot_hold_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("patients", "said"),
+    [
+        ((1, 1), "has too few persons in its training data for {}: 1 remains,"),
+        ((1, 2), "can hold out none of the persons in its training data for {}: each is the only"),
+    ],
+)
+def test_a_silo_whose_persons_are_all_needed_cannot_hold_out(
+    patients: tuple[int, int], said: str, tmp_path: Path
+) -> None:
     file = a_table(tmp_path)
     (tmp_path / "one.csv").write_text(
         "patient,age,dose,ill\n"
-        + "".join(f"1,{i},1,{'yes' if i % 2 else 'no'}\n" for i in range(9))
+        + "".join(f"{patients[i % 2]},{i},1,{'yes' if i % 2 else 'no'}\n" for i in range(9))
     )
     node = {
         **{"name": "a", "task": str(tmp_path / "study.toml"), "device": "cpu", "threads": 1},
@@ -157,9 +166,7 @@ def test_a_silo_of_one_person_cannot_hold_out(tmp_path: Path) -> None:
     settings = {**TRAINING, "task": "study", "local_epochs": 1}
     for key in ("validation", "holdout"):
         reply = train(initial(0, node), node, **{**settings, key: 0.2})
-        assert f"has too few persons in its training data for {key}: 1 remains," in (
-            reply.error.reason
-        )
+        assert said.format(key) in reply.error.reason
 
 
 # ---------------------------------------------------------------- calibration
