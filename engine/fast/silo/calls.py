@@ -6,6 +6,7 @@ and a signature of the time.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -37,6 +38,8 @@ from coterie.engine.fast.channel import GET, PUT, Part, calls_of, get, put
 from coterie.engine.fast.silo import sharing
 from coterie.system.calls import Retry
 from coterie.wire.enrolment import public_pem
+
+log = logging.getLogger("coterie.silo")
 
 Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 
@@ -158,16 +161,21 @@ class Calls:
         self._once(wire.WAIT, self._sign_of_life())
 
     def receive(self) -> Announced | None:
-        """Return the next message, which need not be confirmed if all its objects came along."""
+        """Return the next message, which need not be confirmed if all its objects came along.
+
+        One whose header cannot be read is dropped.
+        """
         answer = self.call("PullMessages", PullMessagesRequest(node=self.node))
         if not answer.messages_list:
             return None
         came = inline_objects.attached(answer)
-        return (
-            flower.message_from_proto(answer.messages_list[0]),
-            answer.message_object_trees[0],
-            came,
-        )
+        try:
+            header = flower.message_from_proto(answer.messages_list[0])
+            return header, answer.message_object_trees[0], came
+        except Exception as error:  # from elsewhere, of any kind: nobody can be answered
+            what = wire.plain_text(error, 200)
+            log.error("a message of the SuperLink was dropped, which cannot be read: %s", what)
+            return None
 
     def send(
         self, reply: Message, tree: ObjectTree, seconds: float, along: Mapping[str, bytes]

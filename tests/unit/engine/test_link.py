@@ -13,16 +13,20 @@ import grpc
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.proto.fleet_pb2 import PullMessagesResponse
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, ObjectUnavailableError
 
 import coterie.engine.fast.silo.link
 from coterie.engine.fast import bundles
+from coterie.engine.fast.silo.calls import Calls
 from coterie.engine.fast.silo.link import FleetLink, _retry
 from coterie.engine.fast.silo.lost import Way, meaning_of, refusal_of
 from coterie.engine.fast.silo.sharing import ObjectCache
 from coterie.engine.fast.superlink.fleet import with_the_time
+from coterie.engine.flower import message_to_proto
 from coterie.engine.port import LinkError, NotPassedError, UnreadableError, Unsent
 
 WAY = Way("fl.example.org:9092", tls=True)
@@ -95,6 +99,19 @@ def test_what_stays_wrong_is_asked_once(code: Any, details: str) -> None:
 def test_a_clock_that_jumped_is_no_loss_of_the_connection(details: str, holds: bool) -> None:
     lost = meaning_of(CallError(grpc.StatusCode.UNAUTHENTICATED, details), WAY)
     assert isinstance(lost, LinkError) and lost.holds is holds
+
+
+@pytest.mark.parametrize(("kind", "trees"), [("train\n\x1b[2J", 1), ("train", 0)])
+def test_a_message_without_a_readable_header_is_dropped(
+    kind: str, trees: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = PullMessagesResponse(message_object_trees=[ObjectTree(object_id="x")] * trees)
+    proto = message_to_proto(Message(RecordDict(), dst_node_id=1, message_type="train"))
+    proto.metadata.message_type = kind
+    answer.messages_list.append(proto)
+    calls: Any = SimpleNamespace(node=Node(node_id=1), call=lambda *_: answer)
+    assert Calls.receive(calls) is None
+    assert "cannot be read" in caplog.text and "\x1b" not in caplog.text
 
 
 def test_a_call_that_is_repeated_is_given_up_when_the_process_ends(
