@@ -387,8 +387,7 @@ def leaving(
         yield itself
         return
     if terms.get(wire.STRATEGY) == wire.ONLY_EVALUATION:
-        parent = wire.plain_text(terms.get(wire.PARENT, ""), wire.MAX_WORD)
-        of = f"the models of {parent}" if parent else "given models"
+        of = f"the models of {parent}" if (parent := _parent(terms)) else "given models"
         yield f"how many test samples it has, and metrics of {of} on them: {metrics}"
         if policy.subgroups:
             yield (
@@ -419,11 +418,15 @@ def leaving(
 
 def _together(terms: Mapping[str, Value]) -> Iterator[str]:
     """Yield with which other silos the sums are added."""
-    parent = wire.plain_text(terms.get(wire.PARENT, ""), wire.MAX_WORD)
-    if parent:
+    if parent := _parent(terms):
         yield f"a model of this silo's group in {parent}, or of this silo alone if it has none"
     if terms.get(wire.ALSO_ALONE):
         yield "also a model of this silo alone"
+
+
+def _parent(terms: Mapping[str, Value]) -> str:
+    """Return what the run begins from, of the coordinator's words; empty: nothing."""
+    return wire.plain_text(terms.get(wire.PARENT, ""), wire.MAX_WORD)
 
 
 def _of_training(terms: Mapping[str, Value], policy: Policy, less: str) -> str:
