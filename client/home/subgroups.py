@@ -20,10 +20,11 @@ def read_subgroup(text: str) -> tuple[str, tuple[float, ...]]:
     except ValueError:
         numbers = (float("nan"),)
     ascending = all(low < high for low, high in pairwise(numbers))
-    if not name or len(numbers) > MOST_LIMITS or not all(map(isfinite, numbers)) or not ascending:
+    named = name and "," not in name  # by which lists are divided
+    if not named or len(numbers) > MOST_LIMITS or not all(map(isfinite, numbers)) or not ascending:
         raise ValueError(
-            f"must be a column, with at most {MOST_LIMITS} ascending limits if it has numbers, "
-            f'such as "age < 50 < 70". Got {text!r}'
+            f"must be a column without a comma in its name, with at most {MOST_LIMITS} ascending "
+            f'limits if it has numbers, such as "age < 50 < 70". Got {text!r}'
         )
     return name, numbers
 
