@@ -92,6 +92,9 @@ def _read(file: Path) -> Unsent | None:
         return Unsent(tuple(replies), seconds, node_id, whose, bool(about["bundled"]))
     except FileNotFoundError:
         return None
+    except OSError as error:  # it may be whole
+        log.warning("%s cannot be read now (%s): a reply is not sent", file, error)
+        return None
     except Exception as error:  # whatever Flower or zipfile make of damage
         log.warning("%s is damaged (%s): a reply is lost", file, type(error).__name__)
         file.unlink(missing_ok=True)

@@ -8,11 +8,13 @@ import re
 import signal
 import threading
 import time
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -299,10 +301,13 @@ def test_who_gives_up_says_what_would_go_on(world: World, caplog: pytest.LogCapt
 
 
 def test_a_reply_that_could_not_be_sent_is_sent_by_the_next_process(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reply = Message(RecordDict({"config": ConfigRecord({"text": "1"})}), reply_to=message(text="0"))
     Outbox(str(tmp_path)).keep(Unsent((reply,), 1.5, 77))
+    with monkeypatch.context() as busy:  # too many open files, for example
+        busy.setattr(zipfile, "ZipFile", Mock(side_effect=OSError))
+        assert Outbox(str(tmp_path)).unsent is None
     kept = Outbox(str(tmp_path)).unsent
     assert kept is not None and (kept.seconds, kept.node_id) == (1.5, 77)
     (same,) = kept.replies
