@@ -181,7 +181,7 @@ def _load(settings: SiloSettings, run: str) -> RunSecrets | None:
         return RunSecrets(
             *(run, settings.name, settings.home, private, bytes.fromhex(kept["seed"])),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return None  # lost: a new key is made, and the others get it
 
 

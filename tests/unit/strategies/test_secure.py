@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -760,10 +761,16 @@ def test_keys_are_checked_by_name_and_curve() -> None:
     assert "not signed" in peer_objection(Peer("a", good, b"-----", b"x"), "r", ca=b"")
 
 
-def test_secrets_survive_a_restart_in_a_private_file(tmp_path: Path) -> None:
+def test_secrets_survive_a_restart_in_a_private_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = SiloSettings("a", home=str(tmp_path))
     first = secrets.secrets_of(settings, "r").made_seed(5)
     secrets._memory.clear()
+    with monkeypatch.context() as busy:  # too many open files, for example
+        busy.setattr(Path, "read_text", Mock(side_effect=OSError))
+        with pytest.raises(OSError):
+            secrets.secrets_of(settings, "r")
     again = secrets.secrets_of(settings, "r")
     assert (again.public, again.seed) == (first.public, first.seed)
     (file,) = (tmp_path / "secure").iterdir()
