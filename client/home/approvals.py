@@ -97,12 +97,13 @@ def not_now(
     flower_run: str,
     *,
     terms: Mapping[str, Any] | None = None,
+    begun: bool = False,
 ) -> Later:
     """Return why a message waits for a person or the silo's hours, or differs from the approval.
 
     A run that announces itself is stored at any hour. ``flower_run``, the SuperLink's number,
     identifies a run without a name; ``terms`` are the run's if they come from a source outside its
-    messages.
+    messages. ``begun`` is as in ``hours.objection``.
     """
     later = Later()
     if settings.policy.approve and kind != wire.INITIAL:  # in that there is nothing of the silo's
@@ -110,7 +111,7 @@ def not_now(
         later = _unapproved(settings, kind, name, config, flower_run, terms)
     if later.why:
         return later
-    closed = hours.objection(kind, settings.policy.hours, settings.policy.days)
+    closed = hours.objection(kind, settings.policy.hours, settings.policy.days, begun=begun)
     return Later(closed, wire.CLOSED) if closed else Later()
 
 

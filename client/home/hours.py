@@ -62,9 +62,13 @@ def words(hours: str, days: str) -> str:
     return f"works {when}" if when else ""
 
 
-def objection(kind: str, hours: str, days: str) -> str:
-    """Return why a message of this type is not answered at this hour; empty if it is answered."""
-    begins = kind == wire.DESCRIBE or (kind.startswith(wire.TRAIN) and kind != wire.MASKED_SUM)
+def objection(kind: str, hours: str, days: str, *, begun: bool = False) -> str:
+    """Return why a message of this type is not answered at this hour; empty if it is answered.
+
+    ``begun``: the silo has answered questions of this round, which trees grow by.
+    """
+    trains = kind.startswith(wire.TRAIN) and kind != wire.MASKED_SUM
+    begins = kind == wire.DESCRIBE or trains or (kind == wire.EVALUATE_HISTOGRAMS and not begun)
     if not begins or not (hours or days) or works_at(now(), hours, days):
         return ""
     return f"{words(hours, days)}, by its own clock."

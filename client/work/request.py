@@ -163,12 +163,13 @@ class Request:
         if self.config.get(wire.STRATEGY) not in wire.UNTRAINED:
             self.refuse_for(quota_objection(self.session.settings.home, run, policy.max_kept_runs))
         if kind != wire.DESCRIBE:
-            self._check_now()
+            self._check_now(begun=asked.evaluated[wire.whole(self.config.get(wire.ROUND))] > 0)
 
-    def _check_now(self) -> None:
+    def _check_now(self, *, begun: bool = False) -> None:
         """Refuse, for now, what waits for approval or for the silo's hours."""
-        meta = self.message.metadata
-        later = not_now(self.session.settings, meta.message_type, self.config, str(meta.run_id))
+        meta, settings = self.message.metadata, self.session.settings
+        run = str(meta.run_id)
+        later = not_now(settings, meta.message_type, self.config, run, begun=begun)
         self.refuse_for(later.why, code=later.code)
 
     def _check_terms(self) -> None:

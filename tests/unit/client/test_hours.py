@@ -66,6 +66,9 @@ def test_outside_its_hours_a_silo_begins_nothing_and_finishes_what_it_began(
         assert refused.error.reason == ("silo 'a' works 20:00–06:00, Mon–Fri, by its own clock.")
     assert not ask(wire.EVALUATE, silo, model=initial()).has_error(), "the end of a round"
     assert not hours.objection(wire.MASKED_SUM, "20:00-06:00", "")
+    grows = ask(wire.EVALUATE_HISTOGRAMS, silo, model=initial(), strategy="trees")
+    assert grows.error.code == wire.CLOSED
+    assert not hours.objection(wire.EVALUATE_HISTOGRAMS, "20:00-06:00", "", begun=True)
     monkeypatch.setattr(hours, "now", lambda: at("Mon", "21:00"))
     assert not train(initial(), silo).has_error()
     assert words("", "Mon-Fri") == "works Mon–Fri"
