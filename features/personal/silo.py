@@ -35,6 +35,7 @@ from torch import nn
 from coterie import wire
 from coterie.client.home import rounds
 from coterie.client.work.data import Part
+from coterie.client.work.diverged import odd_array
 from coterie.client.work.hold_out import held_apart
 from coterie.client.work.linear import linear_layer
 from coterie.client.work.measure import evaluate, held_out_metrics, loss_error
@@ -155,8 +156,9 @@ class Own:
         return rounds.latest(session.settings, self.kind, run=self.run, before=self.before)
 
     def keep(self, session: Session, arrays: Model) -> None:
-        """Keep the model as it is after its round."""
-        rounds.keep(session.settings, self.kind, arrays, run=self.run, number=self.round)
+        """Keep the model as it is after its round; if it diverged, what was kept before stays."""
+        if not odd_array(arrays):
+            rounds.keep(session.settings, self.kind, arrays, run=self.run, number=self.round)
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,14 @@ def test_ditto_s_own_model_is_pulled_towards_each_model_received_and_never_sent(
     assert_equal_models(ditto(2), own)
 
 
+def test_an_own_model_that_diverges_is_not_kept() -> None:
+    ask(wire.TRAIN, start(), server_round=1, personalise="ditto")
+    wild = {"personal_lr": 1e8, "ditto_lambda": 1e6}
+    assert not ask(wire.TRAIN, start(), server_round=2, personalise="ditto", **wild).has_error()
+    reply = ask(wire.EVALUATE, start(), server_round=2, personalise="ditto")
+    assert np.isfinite(float(reply.content["metrics"]["loss"]))  # type: ignore[arg-type]
+
+
 def test_ditto_s_own_model_survives_a_restart_and_belongs_to_its_run(tmp_path: Path) -> None:
     home = str(tmp_path)
     model = start()
