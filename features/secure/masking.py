@@ -49,7 +49,7 @@ class Masking(Stage):
             memory.bind_over(rows_in(request), block)
         except OSError as error:
             raise RefusedError(
-                f"silo {secrets.name!r} does not take part in the sum: {error}."
+                f"silo {secrets.name!r} does not take part in the sum: {error.strerror}."
             ) from None
         content = work(request)
         words = _encoded(request, content, how)

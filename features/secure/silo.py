@@ -234,8 +234,10 @@ def sum_masked(request: Request) -> RecordDict:
         bounds = asked.bounds(kept.largest, kept.model)
         masked = fixed(kept.model, asked.share(secrets.name), bounds, blur)
     except (ValueError, OSError) as error:
+        # Without the silo's paths, which an OSError shows.
+        why = error.strerror or "" if isinstance(error, OSError) else str(error)
         raise RefusedError(
-            f"silo {settings.name!r} does not take part in the sum: {error}."
+            f"silo {settings.name!r} does not take part in the sum: {why}."
         ) from None
     what = asked.digest(peers)
     masks = [

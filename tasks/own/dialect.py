@@ -147,10 +147,18 @@ def read_dialect(
     columns = dict(named_so)
     if len(columns) < len(named_so):
         raise TaskError("option columns gives two columns of the file the same name.")
+    given = _tables(options, "codes")
     codes = {
         in_nfc(column): {plain.code(code): in_nfc(str(means)) for code, means in of.items()}
-        for column, of in _tables(options, "codes").items()
+        for column, of in given.items()
     }
+    for column, of in given.items():
+        for code, means in of.items():
+            if codes[in_nfc(column)][plain.code(code)] != in_nfc(str(means)):
+                raise TaskError(
+                    f"option codes gives {code!r} of column {column!r} two meanings: whole numbers "
+                    "are compared without their fraction, 1.0 as 1."
+                )
     missing = {
         in_nfc(column): frozenset(plain.code(str(code)) for code in of)
         for column, of in _by_column(options, "missing").items()

@@ -361,6 +361,10 @@ def test_a_mask_hides_one_answer_only(tmp_path: Path, monkeypatch: pytest.Monkey
     nodes[1]["data.test-data"] = str(nodes[0]["data.data"])
     liar, lines = Liar(nodes), file.read_text().splitlines()
     liar.rows = 150
+    with monkeypatch.context() as full:
+        full.setattr(memory, "append_line", Mock(side_effect=OSError(28, "no room", "/of/b")))
+        said = reason(liar.ask("b", "bcd"))
+        assert "part in the sum: no room." in said and "/of/b" not in said
     first, again = (sent_by(liar.ask("b", "bcd")) for _ in "12")
     other = sent_by(liar.ask("b", "bcd", columns=("dose",)))
     assert (first == again).all() and not (first[: len(other)] == other).any()

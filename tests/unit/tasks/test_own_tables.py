@@ -234,6 +234,7 @@ def test_columns_that_say_nothing_are_warned_of(tmp_path: Path) -> None:
         ({"codes": {"sex": {"1": "male"}}}, "gives 'male' for column 'sex', which is not declared"),
         ({"codes": {"ill": {"1": "maybe"}}}, "gives 'maybe' for column 'ill'"),
         ({"codes": {"1": "f"}}, "option codes must have a table per column"),
+        ({"codes": {"sex": {"1": "f", "1.0": "m"}}}, "gives '1' of column 'sex' two meanings"),
         ({"codes": "{"}, "option codes is not JSON"),
         ({"missing": {"years": ["?"]}}, "option missing names 'years'"),
         ({"pass-through": [["id"]]}, "option pass-through must be a list"),
