@@ -202,7 +202,7 @@ def _silo_table(progress: Progress) -> RenderableType:
 
 def _states(progress: Progress) -> RenderableType:
     parts = []
-    for state in ("answered", "done", "training", "left out", "left", "not let in"):
+    for state in ("answered", "done", "training", "awaited", "left out", "left", "not let in"):
         names = sorted(name for name, own in progress.states.items() if own == state)
         named = state not in ("answered", "done") and 0 < len(names) <= MAX_NAMED
         if names:

@@ -15,8 +15,9 @@ class Announcing:
 
     Args:
         answered: called after each pull with the ids of the nodes that answered, and the message
-            type; not for questions (``query.…``).
+            type; without ``asked`` not for questions (``query.…``).
         later: called with a node that cannot do its work now, and why.
+        asked: called before each push with the ids of the nodes that it goes to.
     """
 
     def __init__(
@@ -24,14 +25,17 @@ class Announcing:
         inner: Engine,
         answered: Callable[[Sequence[int], str], None],
         later: Callable[[int, str], None],
+        asked: Callable[[Sequence[int]], None] | None = None,
     ) -> None:
         self.inner = inner
-        self.answered, self.later = answered, later
+        self.answered, self.later, self.asked = answered, later, asked
 
     def nodes(self) -> list[int]:
         return self.inner.nodes()
 
     def push(self, messages: Sequence[Message]) -> list[str]:
+        if self.asked is not None:
+            self.asked([message.metadata.dst_node_id for message in messages])
         return self.inner.push(messages)
 
     def close(self) -> None:
@@ -43,7 +47,7 @@ class Announcing:
         nodes: dict[str, list[int]] = {}
         for reply in replies:
             meta = reply.metadata
-            if meta.message_type.split(".")[0] in (wire.TRAIN, wire.EVALUATE):
+            if self.asked or meta.message_type.split(".")[0] in (wire.TRAIN, wire.EVALUATE):
                 nodes.setdefault(meta.message_type, []).append(meta.src_node_id)
                 if reply.has_error() and reply.error.code in wire.NOT_NOW:
                     self.later(meta.src_node_id, str(reply.error.reason))

@@ -167,10 +167,16 @@ class RecordingRoster:
 
     def answered(self, node_ids: Sequence[int], message_type: str) -> None:
         """Record which silos have answered."""
-        names = {silo.node_id: name for name, silo in self.silos.items()}
-        silos = sorted(names[node] for node in node_ids if node in names)
-        if silos:
+        if silos := self._named(node_ids):
             self.record.event("answer", work=message_type, silos=silos)
+
+    def asked(self, node_ids: Sequence[int]) -> None:
+        """Record which silos an exchange without a round waits for."""
+        self.record.event("here", round=1, silos=self._named(node_ids))
+
+    def _named(self, node_ids: Sequence[int]) -> list[str]:
+        names = {silo.node_id: name for name, silo in self.silos.items()}
+        return sorted({names[node] for node in node_ids if node in names})
 
 
 def execute(
@@ -301,6 +307,7 @@ def _ask(
     recording = RecordingRoster(roster, record)
     recording.present(engine, number=1)
     record.ready(recording.silos)
+    engine = Announcing(engine, recording.answered, roster.later, recording.asked)
     stated = {wire.PROTOCOL_KEY: wire.PROTOCOL, wire.TASK: config.task, **terms(config)}
     stated |= {wire.RUN: record.folder.name, **hashes}
     deadline_s = config.round_timeout

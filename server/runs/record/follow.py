@@ -139,13 +139,14 @@ class Progress:
             case "waits":
                 self.waits = event.text
             case "here":
-                self.waits = ""
-                gone = set(self.states) - set(event.silos)
-                self.states |= dict.fromkeys(gone, "left") | dict.fromkeys(event.silos, "training")
-            case "answer" if event.work.startswith("train"):
+                self.waits, asked = "", "awaited" if self._asks else "training"
+                known = {n for n, s in self.states.items() if s == asked or not self._asks}
+                gone = dict.fromkeys(known - {*event.silos}, "left")
+                self.states |= gone | dict.fromkeys(event.silos, asked)
+            case "answer" if event.work.startswith("train") or self._asks:
                 self.states |= dict.fromkeys(event.silos, "answered")
             case "ready":
-                self.status = "training"
+                self.status = "asking" if self._asks else "training"
                 self.lead = Lead(event.metric or wire.ERROR, event.unit)
             case "end":
                 self.waits = ""
@@ -153,6 +154,10 @@ class Progress:
                 self.status, self.error = event.status, event.error
         if event.report:
             self._feed_round(event.report, event.refused)
+
+    @property
+    def _asks(self) -> bool:
+        return self.config.get("strategy") in wire.UNTRAINED
 
     def _feed_round(self, report: Round, refused: Mapping[str, str]) -> None:
         self.round, self.seconds = report.round, report.seconds

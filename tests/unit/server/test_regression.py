@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message, RecordDict
 from numpy.typing import NDArray
+from rich.console import Console
 from scipy.optimize import root
 
 from coterie import wire
@@ -39,8 +41,11 @@ from coterie.features.sums.regression.silo import Regressing
 from coterie.features.sums.rows import Rows
 from coterie.server.report.command import write_report
 from coterie.server.report.regression import again, build_regression_page, regression_summary
+from coterie.server.report.view import picture
 from coterie.server.runs.contribution import SUMS
 from coterie.server.runs.fitted import Fitted, read_fitted
+from coterie.server.runs.record import EVENTS, event_of
+from coterie.server.runs.record.follow import Progress
 from coterie.strategies.errors import FederationError
 from coterie.tasks.base import Column
 from tests.commands import coterie
@@ -493,6 +498,18 @@ def test_sums_that_no_rows_can_have_are_seen(what: str) -> None:
         check_answer(family, question, answer, 300)
 
 
+def shown(folder: Path) -> list[str]:
+    """What a terminal that follows the run shows after each event."""
+    progress, console = Progress("regression"), Console(file=StringIO(), width=160)
+    for line in (folder / EVENTS).read_text().splitlines():
+        if (event := event_of(line)) is not None:
+            progress.feed(event)
+        console.print(picture(progress))
+        console.print("\0")
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue().split("\0")
+
+
 UNFIT = {
     "silence": ANYWHERE["silence"],
     "infinity": filled(np.inf),
@@ -519,6 +536,10 @@ def test_a_silent_or_wrong_silo_is_left_out_of_the_whole_fit_by_name(
     found = regress(tmp_path / "r", Tap(nodes, change=change), round_timeout=0.3).groups[0]
     assert (found.members, set(found.left_out), found.state.done) == (("a", "b", "c"), {"d"}, True)
     assert asked["count"] == 4, "it was in the sums before"
+    screens = shown(tmp_path / "r")
+    awaited = "silos: 3 answered · 1 awaited (d)"
+    assert any(awaited in one for one in screens) == (what == "silence")
+    assert any("silos: 4 awaited (a, b, c, d)" in one for one in screens)
     honest = regress(tmp_path / "honest", nodes[:3]).groups[0]
     assert np.array_equal(found.state.arrays["coefficients"], honest.state.arrays["coefficients"])
 
