@@ -55,13 +55,14 @@ def make_folder(folder: Path, *, private: bool = False) -> None:
 def replacing(target: Path, *, private: bool = False, synced: bool = True) -> Iterator[Path]:
     """Yield a new file to write; it replaces the target when the block ends without an error.
 
-    No other process may write the target at the same time. If ``private``, only the owner may read
-    it, from the first byte on; if ``synced``, it is flushed to the disk.
+    Of processes that write the target at the same time, the last replaces what the others wrote. If
+    ``private``, only the owner may read it, from the first byte on; if ``synced``, it is flushed to
+    the disk.
 
     Raises:
         OSError: nothing was changed, unless only the final sync of the folder failed.
     """
-    unfinished = target.with_name(target.name + ".tmp")
+    unfinished = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     try:
         unfinished.unlink(missing_ok=True)  # left by a process that was killed
         mode = 0o600 if private else 0o666

@@ -94,6 +94,20 @@ def test_an_interrupted_block_changes_nothing(tmp_path: Path) -> None:
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"good"]
 
 
+def test_processes_that_write_one_file_at_the_same_time_each_write_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with replacing(tmp_path / "a") as unfinished:
+        unfinished.write_bytes(b"fir")
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "getpid", lambda: 2**22 + 1)
+            write_atomically(tmp_path / "a", b"second")
+        assert (tmp_path / "a").read_bytes() == b"second"
+        with unfinished.open("ab") as file:
+            file.write(b"st")
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"first"]
+
+
 def test_a_disk_that_takes_a_few_bytes_at_a_time_gets_all_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,8 +120,9 @@ def test_a_disk_that_takes_a_few_bytes_at_a_time_gets_all_of_them(
 
 
 def test_only_the_owner_reads_what_is_private(tmp_path: Path) -> None:
-    (tmp_path / "key.tmp").write_bytes(b"left by a process that was killed")
-    (tmp_path / "key.tmp").chmod(0o666)
+    left = tmp_path / f"key.{os.getpid()}.tmp"  # ids are given again
+    left.write_bytes(b"left by a process that was killed")
+    left.chmod(0o666)
     before = os.umask(0o022)
     try:
         write_atomically(tmp_path / "key", b"secret", private=True)
