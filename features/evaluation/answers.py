@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Annotated
 
 from flwr.app import ConfigRecord, RecordDict
@@ -99,11 +100,14 @@ def decode_answer(content: RecordDict, names: Sequence[str]) -> Answer:
     """Read the reply of a silo that was sent the models ``names``.
 
     Raises:
-        WireError: a field is missing, of the wrong kind, out of bounds, or of another model.
+        WireError: a field is missing, of the wrong kind, out of bounds, or of another model; or two
+            models are compared several times.
     """
     found = checked_answer(content, ANSWER, _ANSWER, "its evaluation")
     named = {*found.models, *(name for one in found.parts for name in one.models)}
-    named |= {name for one in found.differences for name in (one.first, one.second)}
+    pairs = [(one.first, one.second) for one in found.differences]
+    if len({*pairs}) < len(pairs) or not {*pairs} <= {*combinations(names, 2)}:
+        raise WireError(f"its evaluation must compare two of {', '.join(names)} at most once.")
     if named - {*names} or {*names} - found.models.keys():
         raise WireError(f"its evaluation must be of the models {', '.join(names)}.")
     return found

@@ -343,12 +343,17 @@ def test_models_of_a_common_scale_are_evaluated_in_it(tmp_path: Path) -> None:
     assert measured == pytest.approx(errors)
 
 
+A_TO_B = {"first": "A", "second": "B", "value": 0.1, "low": 0.0, "high": 0.2, "p": 0.5}
+
+
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
         ({"answer": "nonsense"}, "cannot be read"),
         ({"models": {}}, "must be of the models A, B"),
         ({"samples": 10**12}, "cannot be read"),
+        ({"differences": [A_TO_B, A_TO_B]}, "at most once"),
+        ({"differences": [{**A_TO_B, "first": "B", "second": "A"}]}, "at most once"),
     ],
 )
 def test_a_silo_that_answers_nonsense_is_named_and_the_others_are_read(
@@ -364,7 +369,7 @@ def test_a_silo_that_answers_nonsense_is_named_and_the_others_are_read(
         return reply
 
     grid = InProcessGrid(lying, sites(trained / "sites"))
-    found = read_judgement(judge(trained, grid, f"lie-{min(changed)}"))
+    found = read_judgement(judge(trained, grid, f"lie-{why[:2]}-{len(str(changed))}"))
     assert why in found.silent["a1"] and "b1" in found.answers
 
 
