@@ -74,7 +74,8 @@ def chance_of(story: Story) -> str:
         known = f"with {min(counts):,}{most} test samples"
         if len(widths) < len(counts):
             both = (gains.mean_alone, gains.mean_error)
-            widths = [1.96 * math.sqrt(sum(p * (1 - p) for p in both) / n) for n in counts]
+            spread = sum(max(p * (1 - p), 0.0) for p in both)  # a silo may state errors above 1
+            widths = [1.96 * math.sqrt(spread / n) for n in counts]
     if not widths or len(widths) < len(counts) or max(widths) <= 0:
         return ""
     size = lead.scale * median(widths)

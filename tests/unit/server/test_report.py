@@ -375,6 +375,12 @@ def test_the_first_sentences_are_the_answer(
     assert page.figures["better than local"] == f"{better}/3" and len(page.figures) <= 4
 
 
+def test_an_error_above_1_does_not_cost_the_report(tmp_path: Path) -> None:
+    with_errors(tmp_path / "independent-1", LOCAL)
+    page = build_page(build_story(read_run(with_errors(tmp_path / "hcct-1", LOCAL | {"b": 9.0}))))
+    assert page.lead.startswith("None of three sites do better than with local training")
+
+
 def test_how_sure_the_answer_is_follows_from_counts_or_recorded_intervals(tmp_path: Path) -> None:
     def said(name: str, metric: str, width: float | None) -> str:
         ends = {f"{metric}-low": 0.1, f"{metric}-high": 0.1 + (width or 0)} if width else {}
