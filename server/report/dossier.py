@@ -158,7 +158,7 @@ def _control(story: Story, page: Page) -> Iterator[Section]:
         limits or ["The record has no warning."],
         {
             "Left out": page.tables.get("Left out", Table((), ())),
-            "Not let in": page.tables.get("Not let in", Table((), ())),
+            "Refused": page.tables.get("Refused", Table((), ())),
         },
         [
             "capabilities and limitations, accuracy for specific persons or groups",

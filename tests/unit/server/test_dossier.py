@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,7 +65,10 @@ def test_it_has_the_records_figures_who_decided_and_every_heading(study: Path) -
 
 def test_a_changed_log_and_a_missing_one_are_said(study: Path, tmp_path: Path) -> None:
     alone = read_run(write_run(tmp_path / "runs" / "hcct-1", num_silos=3, num_rounds=3))
-    assert "There is no audit log" in build_dossier(build_story(alone))
+    active = replace(alone, status="running", seconds=math.nan, refused={"z": "it has no data"})
+    text = build_dossier(build_story(active))
+    assert "There is no audit log" in text
+    assert "| z | it has no data |" in text and "3 silos, duration not recorded" in text
     log = study / audit.AUDIT
     before = log.read_bytes()
     log.write_bytes(before.replace(b'"bob"', b'"eve"'))
