@@ -19,6 +19,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 
 from coterie.server.site import certificates
 from coterie.server.site.federation import Federation
@@ -208,6 +209,7 @@ def _read(made: Federation) -> Log:
 def _parse(line: bytes) -> Act | None:
     try:
         act = Act(**json.loads(line))
+        datetime.fromisoformat(act.at)
         numbers = (act.number, act.torn, act.adopted)
         fits = all(type(number) is int for number in numbers) and isinstance(act.about, dict)
         return act if fits else None

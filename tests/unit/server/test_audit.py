@@ -43,6 +43,10 @@ def changed(line: bytes) -> bytes:
     return line.replace(b"ada", b"bob")
 
 
+def untimed(line: bytes) -> bytes:
+    return json.dumps(json.loads(line) | {"at": "yesterday"}).encode() + b"\n"
+
+
 def rechained(lines: list[bytes]) -> list[bytes]:
     """A new history that follows from itself, by somebody without the CA's key."""
     made, before = [], audit.NOTHING
@@ -59,6 +63,7 @@ TAMPERED: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
     "first removed": (lambda ls: ls[1:], "line 2 does not follow"),
     "in another order": (lambda ls: [ls[0], ls[2], ls[1], *ls[3:]], "line 3 does not follow"),
     "added": (lambda ls: [*ls[:2], ls[1], *ls[2:]], "line 2 does not follow"),
+    "without a time": (lambda ls: [ls[0], untimed(ls[1]), *ls[2:]], "bytes are not a valid line"),
     "unreadable": (lambda ls: [ls[0], b"?\n", *ls[2:]], "before line 3, 1 bytes"),
     "last changed": (lambda ls: [*ls[:4], changed(ls[4])], "a different end:"),
     "cut off": (lambda ls: ls[:3], "lines were changed, or truncated at its end."),
@@ -75,6 +80,8 @@ def test_what_is_done_to_the_log_is_found(made: Federation, how: str) -> None:
     assert any(said in finding for finding in verify(made).findings)
     done = coterie("federation", "audit", "--verify", "--federation", str(made.folder))
     assert done.returncode == 1 and said in done.stdout
+    listed = coterie("federation", "audit", "--federation", str(made.folder))
+    assert listed.returncode == 0 and said in listed.stdout
     note(made, "remove", silo="silo-1")
     assert verify(made).findings, "an act afterwards does not hide it"
 
