@@ -42,7 +42,8 @@ from coterie.system.processes import account, utc_now
 from coterie.wire import counted, is_silo_name
 
 FOLDER, LOCK = "withdrawals", "lock"
-REPORT = "report.html"
+REPORTS = "report*"
+"""Files, and the folder of pictures, of reports in a run's folder."""
 LOCK_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 60.0
 """Time for stopped runs to end."""
@@ -269,7 +270,9 @@ def _files(folder: Path, name: str) -> Iterator[Path]:
         yield own
     answers = [folder / one for one in ANSWERS if (folder / one).exists()]
     if answers and _was_here(folder, name):
-        yield from (file for file in (*answers, folder / REPORT) if file.exists())
+        reports = [*folder.glob(REPORTS), *folder.glob(f"{REPORTS}/*")]
+        yield from (file for file in reports if file.is_file())
+        yield from answers  # last: without them a report is not looked for
     first = min((one.round for one in _rounds(folder) if _was_in(name)(one)), default=None)
     found = sorted((folder / CHECKPOINTS).glob("*"))
     staying: list[Path] = []

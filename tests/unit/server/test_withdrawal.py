@@ -218,23 +218,37 @@ def test_runs_that_go_on_with_it_are_stopped_and_others_are_not(
     assert "Stopped because they contained its models: fedavg-1, fedavg-3." in lines
 
 
-def test_its_statistics_and_databases_that_were_set_aside_go_too(made: Federation) -> None:
+def test_its_statistics_and_databases_that_were_set_aside_go_too(
+    made: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = made.runs / "statistics-9"
     folder.mkdir()
     (folder / "events.jsonl").write_text('{"event": "here", "round": 1, "silos": ["b", "c"]}\n')
     others = made.runs / "statistics-8"
     others.mkdir()
     (others / "events.jsonl").write_text('{"event": "here", "round": 1, "silos": ["b", "x c"]}\n')
+    names = ("statistics.json", "report.html", "report.json", "report/column-0.png")
     for one in (folder, others):
-        for name in ("statistics.json", "report.html"):
+        (one / "report").mkdir()
+        for name in names:
             (one / name).write_text("numbers")
     damaged = made.folder / "superlink.db.damaged-20260101-000000"
     damaged.write_bytes(b"messages")
+    unlink = Path.unlink
+
+    def killed(file: Path, **options: bool) -> None:
+        if file.name == "report.html":
+            raise Killed
+        unlink(file, **options)
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(Path, "unlink", killed)
+        withdraw(made, "c")
     done, _ = withdraw(made, "c")
-    gone = {f"runs/statistics-9/{name}" for name in ("statistics.json", "report.html")}
+    gone = {f"runs/statistics-9/{name}" for name in names}
     assert gone | {damaged.name} <= {one.file for one in done.deleted}
-    assert not damaged.exists() and not (folder / "statistics.json").exists()
-    assert (others / "statistics.json").exists() and (others / "report.html").exists()
+    assert not damaged.exists() and not any((folder / name).exists() for name in names)
+    assert all((others / name).exists() for name in names)
 
 
 def test_a_database_that_is_in_use_keeps_the_withdrawal_open(
