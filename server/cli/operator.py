@@ -203,7 +203,7 @@ def withdraw(
         from coterie.server.site.statement import lines_of, verified
 
         ca = load(federation).ca if root_certificates is None else root_certificates
-        lines = list(lines_of(verified(verify.read_text(encoding="utf-8"), ca.read_bytes())))
+        lines = list(lines_of(verified(verify.read_bytes(), ca.read_bytes())))
         _say("The statement is as the federation of this CA signed it.")
     elif superlink is None:
         from coterie.server.site.operator import withdraw_silo

@@ -70,10 +70,11 @@ class Withdrawal:
     cannot: Sequence[str] = CANNOT
 
 
-def verified(text: str, ca: bytes) -> Withdrawal:
+def verified(text: str | bytes, ca: bytes) -> Withdrawal:
     """Check and read a statement that a federation has signed; ``ca`` is its CA's PEM.
 
-    Raises ``FederationError`` if it was changed, is not a statement, or has another CA.
+    Raises ``FederationError`` if it was changed, is not a statement, or has another CA, or ``ca``
+    is something else.
     """
     try:
         kept = json.loads(text)
@@ -82,9 +83,16 @@ def verified(text: str, ca: bytes) -> Withdrawal:
     except (ValueError, KeyError, TypeError):
         raise refused(
             "this file is not a withdrawal statement: expected a file written by `coterie "
-            "withdraw`."
+            "members erase`."
         ) from None
-    if not certificates.signed_by(ca, _canonical(statement), signature):
+    try:
+        is_signed = certificates.signed_by(ca, _canonical(statement), signature)
+    except ValueError:
+        raise refused(
+            "the file named as the CA's certificate contains none: expected the federation's "
+            "tls/ca.pem."
+        ) from None
+    if not is_signed:
         raise FederationError(
             "the statement was altered, or belongs to another federation: its signature is not "
             "from this CA.",

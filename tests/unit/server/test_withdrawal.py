@@ -115,9 +115,13 @@ def test_a_statement_that_was_changed_or_is_another_federations_is_found(
     file.write_text(json.dumps(kept))
     changed = coterie("members", "erase", "--verify", str(file), "--federation", folder)
     assert changed.returncode != 0 and "its signature is not from this CA" in changed.stderr
-    file.write_text("{}")
-    with pytest.raises(FederationError, match="this file is not a withdrawal statement:"):
-        verified("{}", made.ca.read_bytes())
+    wrong = ("members", "erase", "--verify", str(file), "--root-certificates")
+    said = coterie(*wrong, str(file))
+    assert said.returncode == 2 and "expected the federation's tls/ca.pem" in said.stderr
+    for content in (b"{}", b"\xff"):
+        file.write_bytes(content)
+        said = coterie(*wrong, str(made.ca))
+        assert said.returncode == 2 and "is not a withdrawal statement:" in said.stderr
 
 
 def test_a_statement_that_counted_messages_is_read(made: Federation) -> None:
