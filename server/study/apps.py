@@ -37,6 +37,7 @@ from coterie.strategies.registry import STRATEGIES, strategy_class
 from coterie.strategies.rounds.nodes import NodeRoster
 from coterie.strategies.rounds.options import underscored
 from coterie.strategies.strategy import GroupStrategy
+from coterie.tasks.toml import checked
 
 ALONE = "independent"
 ROUNDS = 20
@@ -64,7 +65,7 @@ class Nodes:
         apart = isinstance(what, Mapping)
         if isinstance(what, Mapping) and silos is None:
             silos = len(what)
-        if not silos or isinstance(silos, bool):
+        if not silos or isinstance(silos, bool) or (isinstance(silos, int) and silos < 1):
             raise refused(
                 "a ClientApp needs silos: their number, a list of node configs, or a mapping of "
                 f"names to node configs. Got {silos!r}."
@@ -235,6 +236,7 @@ class AppComparison(Comparison):
         nodes, initial = Nodes(what, silos), arrays_of(initial_arrays)
         names = [{"name": name} for name in nodes.names.values()]
         shown = {**content, "task": OWN_APP, "silos": names}
+        file = checked(CompareFile, shown, "the comparison", refused)
         made: dict[str, GroupStrategy] = {}
         runs: dict[str, dict[str, Any]] = {}
         for chosen, entry in zip(strategies, content["strategies"], strict=True):
@@ -252,7 +254,7 @@ class AppComparison(Comparison):
         for keys in runs.values():
             keys |= {"rounds": rounds, **run_config, **train_config}
         return cls(
-            CompareFile.model_validate(shown),
+            file,
             runs,
             OWN_APP,
             digest=wire.model_hash(wire.decode_arrays(initial))[:16],

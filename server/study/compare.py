@@ -56,7 +56,7 @@ from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.rounds.options import dashed
 from coterie.strategies.strategy import GroupStrategy
 from coterie.system.commandline import plain
-from coterie.system.files import write_atomically
+from coterie.system.files import LockedError, held_by, locked, write_atomically
 from coterie.system.terminal import aside, wide
 from coterie.tasks.base import Option, TaskError
 from coterie.tasks.simulation import PLACES
@@ -123,12 +123,12 @@ def compare(
         "strategies": [_entry(one) for one in strategies],
         "seeds": list(seeds),
         "title": title or "comparison",
-        **({"folds": folds} if folds else {}),
+        **({"folds": folds} if folds is not None else {}),
         **({"target": target} if target is not None else {}),
     }
     with ExitStack() as stack:
         if is_app(what):
-            if split or options or folds:
+            if split or options or folds is not None:
                 raise refused("a ClientApp has its own data: leave split, options and folds out.")
             file = HERE
             plan: Comparison = AppComparison.of(
@@ -193,6 +193,26 @@ def _compared(
     drawn = _drawn(comparison, file)
     folder = folder or Path("runs") / datetime.now().strftime(f"{slug(file.stem)}-%Y%m%d-%H%M%S")
     (folder / "records").mkdir(parents=True, exist_ok=True)
+    try:
+        with locked(folder):
+            return _filled(comparison, file, folder, console, drawn, processes=processes)
+    except LockedError:
+        raise refused(
+            f"process {held_by(folder)} compares in {folder}. Wait for its end, or use another "
+            "folder."
+        ) from None
+
+
+def _filled(
+    comparison: Comparison,
+    file: Path,
+    folder: Path,
+    console: Console,
+    drawn: set[str],
+    *,
+    processes: bool,
+) -> ComparisonResult:
+    """Run what is missing in a folder, which is locked, and write the table."""
     _keep_file(comparison, folder, file)
     title = comparison.file.title or file.stem
     count = len(comparison.silos(comparison.repeats[0]))

@@ -137,6 +137,8 @@ class CompareFile(BaseModel):
                 raise ValueError(f"two silos are called {twice[0]!r}")
         if len(set(self.seeds)) != len(self.seeds):
             raise ValueError("seeds must differ from each other")
+        if nameless := [entry for entry in self.strategies if "strategy" not in entry]:
+            raise ValueError(f"every strategy needs a 'strategy'. Got {nameless[0]}")
         return self
 
 
@@ -316,10 +318,6 @@ def _with_data(file: CompareFile, where: Path, data: Path | None) -> CompareFile
 def _runs(file: CompareFile, where: Path, kinds: Sequence[str]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for entry in file.strategies:
-        if "strategy" not in entry:
-            raise refused(
-                f"{where}: every entry of [[strategies]] needs a 'strategy'. Got {entry}."
-            )
         name = str(entry.get("name", entry["strategy"]))
         own = {key: value for key, value in entry.items() if key != "name"}
         own["strategy"] = wire.strategy_of(own["strategy"])

@@ -35,6 +35,7 @@ from coterie.server.study.comparison import (
 )
 from coterie.strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
 from coterie.system.commandline import plain
+from coterie.system.files import locked
 from coterie.tasks.own.declared import load_declared
 from tests.commands import coterie
 from tests.tables import declaration
@@ -406,7 +407,7 @@ def test_silos_can_be_cut_from_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
             r"\[split\] has no key 'alfa'. It has kind, base",
         ),
         (WHOLE + FEDAVG, "two strategies are called 'fedavg'"),
-        (WHOLE + "[[strategies]]\nname = 'x'\n", "needs a 'strategy'"),
+        (WHOLE + "[[strategies]]\nname = 'x'\n", "every strategy needs a 'strategy'"),
         (WHOLE.replace('"ifca"', '"ifka"'), "strategy 'IFCA, K 2': the run's configuration"),
         (WHOLE.replace("num-groups = 2", "num-grups = 2"), "unknown key 'num-grups'"),
         (WHOLE.replace("num-groups = 2", "seed = 2"), "key 'seed';"),
@@ -472,6 +473,8 @@ def test_from_file_to_table_and_only_what_is_missing_the_second_time(tmp_path: P
             if run["name"] == row["name"]
         ]
         assert row["error"] == pytest.approx(np.mean(means))
+    with locked(folder), pytest.raises(FederationError, match=f"process {os.getpid()} compares"):
+        go(file, folder)
     again, second = go(file, folder)
     assert "seed 0," not in again
     assert [row.error for row in second] == [row.error for row in table]

@@ -122,6 +122,7 @@ def test_real_targets_texts_and_images_are_learned() -> None:
         ("digits", {"a": {}}, {"task": "mnist"}, "task must be digits, the task of the silos"),
         ("none.toml", None, {}, "none.toml cannot be read"),
         (plain_app(), None, {}, "a ClientApp needs silos"),
+        (plain_app(), -2, INITIAL, "a ClientApp needs silos"),
         (plain_app(), 2, {}, "a ClientApp needs initial_arrays"),
         (plain_app(), 2, {"processes": 3}, "processes must be 0, or 2: one for each silo"),
         (plain_app(), 2, INITIAL | {"processes": 2}, "no imported module has this one under"),
@@ -187,6 +188,14 @@ def test_strategies_are_compared_over_an_app(tmp_path: Path) -> None:
     assert read_run(found.runs["fedavg"][1].folder).config["seed"] == 1
     with pytest.raises(FederationError, match="batch does not belong to a ClientApp's runs"):
         coterie.compare(plain_app(), chosen, 4, batch=3, **how)
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        (chosen, {"seeds": [1, 1]}, "the comparison is wrong: seeds must differ"),
+        ([{"alpha": 20.0}], {}, "every strategy needs a 'strategy'"),
+        (chosen, {"folds": 0}, "leave split, options and folds out"),
+    ]
+    for given, more, said in wrong:
+        with pytest.raises(FederationError, match=said):
+            coterie.compare(plain_app(), given, 4, **{**how, **more})
 
 
 def test_arrays_are_compared_and_only_what_is_missing_is_run(tmp_path: Path) -> None:
