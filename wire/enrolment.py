@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -116,11 +116,11 @@ def read_request(text: str, *, kind: str = REQUEST) -> Request:
             "the request was altered: its signature does not match its name and key. Ask the "
             "sender for it again."
         ) from None
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, UnsupportedAlgorithm) as error:
         if isinstance(error, EnrolmentError):
             raise
         raise EnrolmentError(_garbled(kind)) from None
-    return Request(name, key)
+    return Request(name, public_pem(public))  # one key has one text, however it was sent
 
 
 def write_bundle(bundle: Bundle) -> str:
@@ -166,7 +166,7 @@ def _fields(kind: str, text: str) -> dict[str, Any]:
             raise ValueError
         fields = json.loads(body[4:])
         version = fields["version"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise EnrolmentError(_garbled(kind)) from None
     if version != VERSION:
         raise EnrolmentError(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.server.site.certificates import make_ca
+from coterie.wire import enrolment
 from coterie.wire.enrolment import (
     Bundle,
     EnrolmentError,
@@ -74,12 +78,31 @@ def test_anything_else_is_refused(text: str) -> None:
 
 def test_a_name_cannot_be_put_on_another_s_signature() -> None:
     """The signature covers the name: the line is rebuilt with a right checksum, and refused."""
-    from coterie.wire import enrolment
-
     fields = enrolment._fields("coterie-request", REQUEST)
     forged = enrolment._line("coterie-request", {**fields, "name": "hospital-c"})
     with pytest.raises(EnrolmentError, match="its signature does not match"):
         read_request(forged)
+
+
+def test_a_key_has_one_text_however_it_is_written() -> None:
+    """By its text a removed key is known again."""
+    written = b"a note\n" + public_pem(KEY.public_key())
+    signed = KEY.sign(enrolment._signed("coterie-request", "b", written), ec.ECDSA(SHA256()))
+    fields = {"key": written.decode(), "signature": base64.b64encode(signed).decode()}
+    request = read_request(enrolment._line("coterie-request", {"name": "b", **fields}))
+    assert request.key == public_pem(KEY.public_key())
+
+
+def test_a_key_of_another_kind_and_a_deep_line_are_refused() -> None:
+    odd = base64.b64decode("".join(public_pem(KEY.public_key()).decode().splitlines()[1:-1]))
+    unknown = odd.replace(bytes.fromhex("2b81040022"), bytes.fromhex("2a81040022"))  # the curve
+    text = f"-----BEGIN PUBLIC KEY-----\n{base64.encodebytes(unknown).decode()}"
+    key = {"name": "b", "key": f"{text}-----END PUBLIC KEY-----\n", "signature": ""}
+    deep = b"[" * 100_000
+    line = base64.urlsafe_b64encode(hashlib.sha256(deep).digest()[:4] + deep).decode()
+    for request in (enrolment._line("coterie-request", key), f"coterie-request.{line}"):
+        with pytest.raises(EnrolmentError, match="is incomplete or altered"):
+            read_request(request)
 
 
 def test_a_bundle_is_read_as_it_was_made(bundle: Bundle) -> None:
