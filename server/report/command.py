@@ -174,6 +174,11 @@ def _named(run: Run, option: str, name: str | None, root: Path | None, keys: Key
             f"{option} must name a run of the same task, {task}. {found.name} has task {other}: "
             f"name another one, or run {strategy} on this task first."
         )
+    if run.metric != found.metric:
+        raise refused(
+            f"{option} must name a run with the same primary metric, {run.metric}. {found.name} "
+            f"has {found.metric}: name another one, or run {strategy} with this metric first."
+        )
     return found
 
 

@@ -35,6 +35,8 @@ OF_ALL = ("task", "seed", "rounds")
 BY_STEPS = (
     "local-epochs", "local-steps", "batch-size", "lr", "lr-decay", "momentum", "weight-decay",
     "proximal-mu", "precision", "personalise", "personal-epochs", "personal-lr", "ditto-lambda",
+    "optimiser", "keep-optimiser", "schedule", "lr-warm-up", "clip-norm", "accumulate", "balance",
+    "validation", "own-penalty",
 )  # fmt: skip
 """More such keys of networks."""
 OF_TREES = tuple(name.replace("_", "-") for name in Growth.model_fields)
@@ -140,7 +142,7 @@ def find_comparison(run: Run, keys: Keys) -> Run | None:
     """Return the completed run with these keys in the same folder that is comparable, or None.
 
     Silos with the same name may have different data in another run, so their numbers of samples
-    must be equal too. The run with the most of this run's silos is taken; of several, the newest.
+    must be equal too, and the primary metric. The run with the most of this run's silos is taken; of several, the newest.
     """
     if has(run, keys):
         return None
@@ -163,7 +165,7 @@ def find_comparison(run: Run, keys: Keys) -> Run | None:
 def _num_alike(run: Run, other: Run) -> int:
     """Return how many silos both runs measured; 0 if one of them had different data."""
     notes = [note for note in (_data_note(run.folder), _data_note(other.folder)) if note]
-    if len(set(notes)) > 1:
+    if len(set(notes)) > 1 or run.metric != other.metric:
         return 0
     count, tested, its_tested = 0, run.test_counts(), other.test_counts()
     for name in set(other.last_errors()) & set(run.silos):
@@ -204,17 +206,24 @@ def _fits(folder: Path, config: Keys, keys: Keys) -> bool:
 def _of_trees(config: Keys, *, alone: bool) -> dict[str, Any]:
     """Return the compared keys of trees; those of a silo alone are not personalised."""
     more = () if alone else ("personalise",)
-    return {key: config.get(key) for key in (*OF_ALL, *OF_TREES, *more)}
+    return {key: config.get(key) for key in (*OF_ALL, *OF_TREES, *more, *_of_task(config))}
+
+
+def _of_task(config: Keys) -> list[str]:
+    """Return the task's keys, without the family, by which the run is searched for."""
+    return [k for k in config if k.startswith(wire.TASK_KEYS) and k != f"task.{wire.FAMILY}"]
 
 
 def _by_steps(config: Keys) -> dict[str, Any]:
     """Return the compared keys of networks without those that have no effect."""
-    values = {key: config.get(key) for key in (*OF_ALL, *BY_STEPS)}
+    values = {key: config.get(key) for key in (*OF_ALL, *BY_STEPS, *_of_task(config))}
     ignored = {"local-epochs"} if values["local-steps"] else set()
     if values["personalise"] == "none":
         ignored |= {"personal-epochs", "personal-lr"}
     if values["personalise"] != "ditto":
         ignored |= {"ditto-lambda"}
+    if values["personalise"] != "partial":
+        ignored |= {"own-penalty"}
     return {key: value for key, value in values.items() if key not in ignored}
 
 

@@ -283,6 +283,12 @@ def _alone(config: RunConfig, folder: Path) -> Run | None:
             f"baseline-run must name a run of the same task, {config.task}. {found.name} is a run "
             f"of {task}: name another run, or run independent on this task first."
         )
+    usual = "" if alone.config.get("primary-metric") else alone.metric
+    if (config.primary_metric or usual) != alone.metric:
+        raise refused(
+            f"baseline-run must name a run with the same primary metric. That of {found.name} is "
+            f"{alone.metric}: set primary-metric to it, or name another run."
+        )
     return alone
 
 

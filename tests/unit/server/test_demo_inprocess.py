@@ -74,6 +74,9 @@ def test_a_run_is_compared_with_an_independent_one(tmp_path: Path) -> None:
     play("fedavg", 1, tmp_path, rounds=1, count=2, **{"baseline-run": "independent"})
     said = (tmp_path / "fedavg" / "run.log").read_text(encoding="utf-8")
     assert "baseline-run: run independent has seed 0, this one 1" in said
+    other = {"baseline-run": "independent", "primary-metric": "auroc"}
+    with pytest.raises(FederationError, match=r"same primary metric. That of independent is error"):
+        play("fedavg", 0, tmp_path, rounds=1, count=2, **other)
     record = record_of(tmp_path / "independent")
     record["config"]["task"] = "mnist"
     (tmp_path / "independent" / "run.json").write_text(json.dumps(record))

@@ -154,6 +154,10 @@ TUNED = {"personalise": "finetune", "personal-epochs": 1, "ditto-lambda": 1.0}
         ({"local-steps": 5}, {}, False),
         ({"local-steps": 5}, {"local-steps": 5, "local-epochs": 9}, True),
         ({"proximal-mu": 0.1}, {}, False),
+        ({"optimiser": "adamw"}, {}, False),
+        ({"balance": "weights"}, {}, False),
+        ({"task.network": "mlp-8"}, {}, False),
+        ({"task.network": "mlp-8"}, {"task.network": "mlp-8", "own-penalty": 3.0}, True),
         (TUNED, {}, False),
         (TUNED, TUNED | {"personal-epochs": 2}, False),
         (TUNED, TUNED | {"ditto-lambda": 2.0}, True),
@@ -183,6 +187,7 @@ def test_only_a_run_of_the_same_training_is_compared(
         ({"personalise": "partial", "lr": 0.1}, {"personalise": "none", "lr": 0.2}, True),
         ({"tree-rate": 0.2}, {"tree-rate": 0.1}, False),
         ({"rounds": 9}, {"rounds": 8}, False),
+        ({"task.x": 9}, {"task.x": 8}, False),
     ],
 )
 def test_trees_are_compared_with_those_of_single_silos_that_grow_alike(
@@ -468,7 +473,11 @@ def other_test_data(record: dict[str, Any]) -> None:
     record["final-evaluation"]["site-002"]["num-examples"] = 71
 
 
-@pytest.mark.parametrize("change", [other_training_data, other_test_data])
+def other_metric(record: dict[str, Any]) -> None:
+    record["metric"] = "auroc"
+
+
+@pytest.mark.parametrize("change", [other_training_data, other_test_data, other_metric])
 def test_a_run_of_silos_with_other_data_is_not_compared(
     change: Callable[[dict[str, Any]], object], tmp_path: Path
 ) -> None:
@@ -518,6 +527,11 @@ def test_the_run_of_most_silos_is_compared(tmp_path: Path) -> None:
             "independent-3",
             "a run of the same task, digits. independent-3 has task mnist",
         ),
+        (
+            "alone",
+            "independent-4",
+            "a run with the same primary metric, error. independent-4 has auroc",
+        ),
     ],
 )
 def test_a_run_that_is_named_is_of_its_strategy_complete_and_of_the_task(
@@ -529,6 +543,7 @@ def test_a_run_that_is_named_is_of_its_strategy_complete_and_of_the_task(
     write_run(tmp_path / "independent-2", strategy="independent", status="running", **size)
     other = write_run(tmp_path / "independent-3", strategy="independent", **size)
     changed(other, lambda record: record["config"].update(task="mnist"))
+    changed(write_run(tmp_path / "independent-4", strategy="independent", **size), other_metric)
     with pytest.raises(FederationError, match=re.escape(said)):
         write_report("hcct-1", root=tmp_path, kind="json", **{option: named})
 
