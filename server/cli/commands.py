@@ -65,10 +65,12 @@ def follow(
     ``options`` are repeated in suggested commands. If ``here``, its record can be read here.
     """
     folder = run_folder(config, run_id=run_id)
-    say(console, f"run {run_id} is submitted; its record: {folder}")
+    record = folder if config.runs_dir else None
+    where = record or f"{folder.name}, at the coordinator"
+    say(console, f"run {run_id} is submitted; its record: {where}")
     if detach:
         if as_json:
-            print_json({"run-id": run_id, "run": folder.name, "record": folder, "queue": None})
+            print_json({"run-id": run_id, "run": folder.name, "record": record, "queue": None})
         return _await_beginning(console, calls, run_id, folder) if here else 0
     if not here:
         return _follow_log(console, calls, run_id, Start(run_id, config.wait_for_silos))

@@ -45,7 +45,8 @@ def submit_and_follow(
     """
     address, _, root = options.place()
     here = shared_records or is_local(address)
-    keys = {**keys, "runs-dir": str(keys.get("runs-dir") or root or default_runs_dir())}
+    usual = default_runs_dir() if here or os.environ.get("COTERIE_RUNS") else ""
+    keys = {**keys, "runs-dir": str(keys.get("runs-dir") or root or usual)}
     if here:  # the ServerApp runs in another folder than this command
         keys["runs-dir"] = str(place(keys["runs-dir"]).resolve())
     config = RunConfig.read(keys)

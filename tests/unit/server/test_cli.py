@@ -373,10 +373,15 @@ def test_a_folder_that_cannot_hold_records_is_told_before_the_run_begins(
     assert f"warning: you may not write in {tmp_path}" in done.stdout
 
 
-def test_a_folder_for_a_superlink_elsewhere_stays_as_it_was_set(calls: Calls) -> None:
-    there = ["--superlink", "fl.example.org:9093", "--set", "runs-dir=rel"]
-    assert CliRunner().invoke(app, ["run", "fedavg", "--detach", *there]).exit_code == 0
-    assert calls.submitted[0].runs_dir == "rel"
+def test_a_folder_for_a_superlink_elsewhere_stays_as_it_was_set_or_is_the_one_there(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COTERIE_RUNS", raising=False)
+    there = ["run", "fedavg", "--detach", "--superlink", "fl.example.org:9093"]
+    assert CliRunner().invoke(app, [*there, "--set", "runs-dir=rel"]).exit_code == 0
+    done = CliRunner().invoke(app, there)
+    assert [one.runs_dir for one in calls.submitted] == ["rel", ""]
+    assert done.stdout.strip() == "run 8 is submitted; its record: fedavg-8, at the coordinator"
 
 
 def test_a_run_that_failed_tells_its_reason_once(
