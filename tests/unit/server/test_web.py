@@ -123,6 +123,20 @@ def test_a_record_damaged_on_the_way_is_shown_as_such(live: tuple[Path, str]) ->
     assert status == 200 and "cannot be read" in text
 
 
+@pytest.mark.parametrize(
+    ("error", "seen"), [(BrokenPipeError(), False), (TimeoutError(), False), (KeyError(), True)]
+)
+def test_a_browser_that_goes_away_leaves_nothing_on_the_terminal(
+    error: Exception, seen: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with make_server(LivePage(None, tmp_path), host="127.0.0.1", port=0, token=TOKEN) as server:
+        try:
+            raise error
+        except Exception:
+            server.handle_error(None, ("127.0.0.1", 1))
+    assert ("Traceback" in capsys.readouterr().err) is seen
+
+
 def test_an_address_in_use_is_an_error(live: tuple[Path, str]) -> None:
     port = int(live[1].rpartition(":")[2])
     with pytest.raises(MisuseError, match="cannot listen on"):
