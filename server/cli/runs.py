@@ -25,6 +25,7 @@ from coterie.system.commandline import (
     host_option,
 )
 
+LOOPBACK, PAGE_PORT = "127.0.0.1", 8321
 app = typer.Typer()
 recorded = typer.Typer(
     name="coterie runs",
@@ -224,13 +225,13 @@ def watch(
     web: Annotated[
         bool, typer.Option("--web", help="Serve a web page instead of using the terminal.")
     ] = False,
-    host: Annotated[str, host_option("With --web: address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, host_option("With --web: address to listen on.")] = LOOPBACK,
     port: Annotated[
         int,
         typer.Option(
             min=0, max=options.MAX_PORT, help="With --web: port to listen on. 0: a free port."
         ),
-    ] = 8321,
+    ] = PAGE_PORT,
     new_token: Annotated[
         bool,
         typer.Option(
@@ -248,6 +249,8 @@ def watch(
     token stays the same until it is replaced; otherwise each call creates a new one.
     """
     given = options.Given(federation, runs_dir=runs_dir)
+    if not web and (host != LOOPBACK or port != PAGE_PORT or new_token):
+        raise MisuseError("--host, --port and --new-token are for the page: give --web as well.")
     if web:
         from coterie.server.report.web import serve
         from coterie.server.site.federation import find

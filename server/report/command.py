@@ -88,7 +88,13 @@ def write_report(
     if out is not None and out.exists():
         _check_kind_of(out, kind)
     folder = find_run(name, root)
-    if (made := of_command(folder)) is not None:
+    made = of_command(folder)
+    if (alone or common) and (made is not None or kind in TRACKERS):
+        raise refused(
+            "--baseline-local and --baseline-global go with a page or pictures of a run that "
+            f"keeps models, not with {kind} of {folder.name}: leave them out."
+        )
+    if made is not None:
         return _write_of_command(folder, *made, kind, out)
     if kind in TRACKERS:
         return export(kind, read_run(folder), out)

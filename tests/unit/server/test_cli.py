@@ -218,6 +218,7 @@ def test_an_account_without_a_home_folder_is_told_what_to_set(
     ("line", "said"),
     [
         ("run --priority 3", "coterie: --priority needs --queue."),
+        ("runs watch --port 9000", "coterie: --host, --port and --new-token are for the page"),
         ("run --set lr", "coterie: --set takes KEY=VALUE. Got 'lr'."),
         ("run --task.smooth", "coterie: --task.smooth needs a value: --task.smooth VALUE."),
         ("run resume first hcct", "coterie: --resume continues first with"),

@@ -546,6 +546,8 @@ def test_a_run_that_is_named_is_of_its_strategy_complete_and_of_the_task(
     changed(write_run(tmp_path / "independent-4", strategy="independent", **size), other_metric)
     with pytest.raises(FederationError, match=re.escape(said)):
         write_report("hcct-1", root=tmp_path, kind="json", **{option: named})
+    with pytest.raises(FederationError, match=r"not with tensorboard of hcct-1: leave them out"):
+        write_report("hcct-1", root=tmp_path, kind="tensorboard", **{option: named})
 
 
 def test_the_command_repeats_what_is_not_a_default(runs: Path) -> None:
