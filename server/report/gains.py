@@ -142,7 +142,8 @@ def find_comparison(run: Run, keys: Keys) -> Run | None:
     """Return the completed run with these keys in the same folder that is comparable, or None.
 
     Silos with the same name may have different data in another run, so their numbers of samples
-    must be equal too, and the primary metric. The run with the most of this run's silos is taken; of several, the newest.
+    must be equal too, and the primary metric. The run with the most of this run's silos is taken;
+    of several, the newest.
     """
     if has(run, keys):
         return None
