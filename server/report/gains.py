@@ -23,6 +23,7 @@ from coterie.server.runs.record import (
     read_run,
 )
 from coterie.strategies.errors import FederationError
+from coterie.strategies.rounds.options import dashed
 
 Keys = Mapping[str, Any]
 """Key of a run → its value."""
@@ -32,12 +33,9 @@ DATA_NOTE = "silos.txt"
 ONE_OF_TREES: Keys = {"strategy": "trees", "given-groups": "", "groups-of": ""}
 OF_ALL = ("task", "seed", "rounds")
 """Keys that affect a silo's own training; runs with equal values are comparable."""
-BY_STEPS = (
-    "local-epochs", "local-steps", "batch-size", "lr", "lr-decay", "momentum", "weight-decay",
-    "proximal-mu", "precision", "personalise", "personal-epochs", "personal-lr", "ditto-lambda",
-    "optimiser", "keep-optimiser", "schedule", "lr-warm-up", "clip-norm", "accumulate", "balance",
-    "validation", "own-penalty",
-)  # fmt: skip
+OTHERS = ("wire-format", "primary-metric", "evaluate-trained", "personal")
+"""Keys that do not, or by which runs are compared in another way."""
+BY_STEPS = tuple({*map(dashed, wire.SiloKeys.model_fields)} - {*OF_ALL, *OTHERS})
 """More such keys of networks."""
 OF_TREES = tuple(name.replace("_", "-") for name in Growth.model_fields)
 """More such keys of boosted trees."""
