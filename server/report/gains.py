@@ -34,7 +34,7 @@ ONE_OF_TREES: Keys = {"strategy": "trees", "given-groups": "", "groups-of": ""}
 OF_ALL = ("task", "seed", "rounds")
 """Keys that affect a silo's own training; runs with equal values are comparable."""
 OTHERS = ("wire-format", "primary-metric", "evaluate-trained", "personal")
-"""Keys that do not, or by which runs are compared in another way."""
+"""Keys without an effect on it, and that of the metric: the records have the metric itself."""
 BY_STEPS = tuple({*map(dashed, wire.SiloKeys.model_fields)} - {*OF_ALL, *OTHERS})
 """More such keys of networks."""
 OF_TREES = tuple(name.replace("_", "-") for name in Growth.model_fields)
