@@ -114,11 +114,13 @@ class Options(BaseModel):
         """
         parts: dict[str, Any] = {}
         for name, value in values.items():
-            *path, last = cls.own_keys()[name].path
+            key = cls.own_keys()[name]
+            *path, last = key.path
             part = parts
             for step in path:
                 part = part.setdefault(step, {})
-            part[last] = value
+            # Otherwise true would be 1.
+            part[last] = str(value) if isinstance(value, bool) and key.takes_numbers else value
         try:
             return cls.model_validate({**parts, **fields})
         except ValidationError as error:

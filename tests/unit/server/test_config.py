@@ -410,6 +410,7 @@ def beyond(entry: Mapping[str, Any]) -> list[Any]:
             "num-groups must be a whole number, at least 1 .* 'auto'",
         ),
         ({"strategy": "hcct", "alpha": "auto", "rounds": 5}, "rounds must be at least 6. Got 5"),
+        ({"strategy": "hcct", "alpha": True}, "alpha must be .* Got 'True'"),
     ],
 )
 def test_keys_that_do_not_fit_together_are_refused_where_the_strategy_uses_them(
