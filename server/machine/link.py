@@ -111,7 +111,7 @@ def _require_trusted(address: str, root_certificates: Path) -> None:
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC has it
     try:
         context.load_verify_locations(
-            cadata=_read_certificates(root_certificates).decode(errors="replace")
+            cadata=_read_certificates(root_certificates).decode("ascii", errors="ignore")
         )
     except (ssl.SSLError, ValueError):
         raise refused(

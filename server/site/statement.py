@@ -80,7 +80,7 @@ def verified(text: str | bytes, ca: bytes) -> Withdrawal:
         kept = json.loads(text)
         statement, signature = kept["statement"], bytes.fromhex(kept["signature"])
         read = from_fields(statement)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise refused(
             "this file is not a withdrawal statement: expected a file written by `coterie "
             "members erase`."

@@ -224,6 +224,12 @@ def test_a_server_of_the_ca_is_trusted_and_one_of_another_is_told_from_silence(
         control(address, root_certificates=beside.folder / "coterie.toml"),
     ):
         pass
+    (beside.folder / "bytes").write_bytes(b"\xff")
+    with (
+        pytest.raises(FederationError, match="contains no certificate"),
+        control(address, root_certificates=beside.folder / "bytes"),
+    ):
+        pass
 
 
 def test_names_and_fingerprints_are_never_cut(

@@ -118,7 +118,7 @@ def test_a_statement_that_was_changed_or_is_another_federations_is_found(
     wrong = ("members", "erase", "--verify", str(file), "--root-certificates")
     said = coterie(*wrong, str(file))
     assert said.returncode == 2 and "expected the federation's tls/ca.pem" in said.stderr
-    for content in (b"{}", b"\xff"):
+    for content in (b"{}", b"\xff", b"[" * 100_000):
         file.write_bytes(content)
         said = coterie(*wrong, str(made.ca))
         assert said.returncode == 2 and "is not a withdrawal statement:" in said.stderr
