@@ -12,6 +12,7 @@ has the committed state of the last rounds too, from which the app can go on.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -30,7 +31,9 @@ from coterie.server.paths import default_runs_dir, place
 from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.going_on import CHECKPOINTS
 from coterie.server.runs.record import OWN_APP, Recorder, Run, reading
+from coterie.server.runs.record.format import line_of
 from coterie.server.runs.run import RecordingRoster, folder_name, locked_run
+from coterie.strategies.errors import refused
 from coterie.strategies.registry import PUBLIC
 from coterie.strategies.rounds import spoken
 from coterie.strategies.rounds.checkpoint import Checkpoint
@@ -102,7 +105,8 @@ class Recorded:
         """Run the federation as the strategy's own ``start`` does, and keep its record.
 
         Raises:
-            FederationError: as ``GroupStrategy.start``; the record has the reason.
+            FederationError: as ``GroupStrategy.start``; the record has the reason. A run that goes
+                on had another strategy or other options, and nothing is written.
         """
         name = strategy_name(self.strategy)
         run_id = run_of(grid) or time.time_ns() // 1000
@@ -123,6 +127,8 @@ class Recorded:
                 **(train_config or {}),
                 OWN_APP: True,
             }
+            if earlier is not None:
+                _require_same(folder, earlier.config, json.loads(line_of(config)))
             record = Recorder(folder, config, run_id=run_id, earlier=earlier, after=after)
             try:
                 with spoken.heard() if self.strategy.on_round is None else nullcontext():
@@ -183,6 +189,15 @@ class Recorded:
         roster.present(engine, number=min(done + 1, rounds))
         record.ready(roster.silos)
         return partial(strategy.start, engine, commit=commit, resume=standing)
+
+
+def _require_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    for key in ("strategy", *sorted({*before, *now} - {"label", "task", "rounds"})):
+        if before.get(key) != now.get(key):
+            raise refused(
+                f"{folder.name} had {key} = {before.get(key)!r}. Got {now.get(key)!r}: resume it "
+                "with the strategy and options that it had, or start a new run."
+            )
 
 
 def strategy_name(strategy: GroupStrategy) -> str:

@@ -17,7 +17,7 @@ from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import find_run, read_run
 from coterie.server.runs.run import execute
 from coterie.server.study.recorded import Recorded
-from coterie.strategies import HCCT, FederationError, FirstStage, PerGroup
+from coterie.strategies import HCCT, FedAvg, FederationError, FirstStage, PerGroup
 from coterie.strategies.strategy import GroupStrategy
 from tests.commands import coterie as command
 from tests.conftest import assert_equal_models, plain_app, plain_initial, plain_nodes
@@ -104,6 +104,9 @@ def test_a_run_that_was_killed_goes_on_and_ends_with_the_same_models(tmp_path: P
     with pytest.raises(Killed):
         start(first, dies)
     assert first.folder is not None and read_run(first.folder).status == "stopped"
+    for other, had in ((HCCT(alpha=30.0), "alpha = 20.0"), (FedAvg(), "strategy = 'hcct'")):
+        with pytest.raises(FederationError, match=f"had {had}. Got"):
+            start(coterie.recorded(other, runs_dir=tmp_path, resume="mine"))
     again = coterie.recorded(HCCT(alpha=20.0), runs_dir=tmp_path, resume="mine")
     result, whole = start(again), start(HCCT(alpha=20.0))
     for name, model in whole.held.items():
