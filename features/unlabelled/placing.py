@@ -45,11 +45,13 @@ class UnlabelledSilo:
         distances: silo → how far apart their data look.
         tried: silos that it was to be compared with, but without a distance.
         refused: why it takes part in no comparison, by its own conditions; empty if it may.
+        data: what it stated about its data then (``Silo.data``): other data are compared anew.
     """
 
     distances: Mapping[str, Distance] = field(default_factory=dict)
     tried: frozenset[str] = frozenset()
     refused: str = ""
+    data: tuple[int, str] = (0, "")
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,12 @@ def look(
     ``bins``: in which rows of trees are seen; None if models are not trees, empty while there are
     none, in which case nothing is compared.
     """
-    found = {silo.name: unlabelled.of.get(silo.name, UnlabelledSilo()) for silo in here}
+    found = {
+        silo.name: known
+        if (known := unlabelled.of.get(silo.name)) and known.data == silo.data
+        else UnlabelledSilo(data=silo.data)
+        for silo in here
+    }
     away = {name: one for name, one in unlabelled.of.items() if name not in now.here}
     asks = len(groups) > 1 and (bins is None or bins)
     due = {s.name: _due(found[s.name], groups, now) for s in here} if asks else {}

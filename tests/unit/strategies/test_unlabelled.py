@@ -360,5 +360,11 @@ def test_a_guest_is_compared_with_some_of_each_group_and_each_pair_once() -> Non
     here = tuple(Silo(n, i, 10 + i, described=True) for i, n in enumerate("abcde"))
     now = Round(2, here)
     assert guests._due(known, groups, now) == ["c", "e"]
+    guest = Silo("x", 9, 5, described=True, unlabelled=True, mark="new")
+    whole = replace(known, distances=dict.fromkeys("ac", Distance(0.1, 0.1, 5)), data=guest.data)
+    for data, asks in ((guest.data, False), ((5, "old"), True)):
+        of = UnlabelledSilos({"x": replace(whole, data=data)})
+        asked = next(guests.look(of, [guest], groups, now, None), [])
+        assert {order.silo.name for order in asked} == ({"x", "b", "a", "e", "d"} if asks else set())
     assert guests._due(replace(known, refused="no"), groups, now) == []
     assert list(UnlabelledSilos({"x": known}).of) == ["x"]
