@@ -106,4 +106,6 @@ def _models(config: RunConfig, standing: Any) -> Iterator[tuple[Given, Model]]:
         mean = mean_model(own, members.sizes)
         if mean is not None:
             name = letters[group[0]] or group[0]
+            if not letters[group[0]] and name in letters.values():  # a silo that is called A
+                name += " alone"
             yield Given(name, group, model_hash(mean), only=group not in open_to_all), mean

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from coterie.features.evaluation.numbers import (
 from coterie.features.evaluation.silo import _intervals
 from coterie.server.report.command import write_report
 from coterie.server.report.evaluation import between, lead_sentence, paired, pooled
+from coterie.server.runs.judged import _models
 from coterie.server.runs.record import read_run
 from coterie.strategies.errors import FederationError
 from coterie.strategies.rounds import roster as rosters
@@ -209,6 +211,19 @@ def test_a_file_is_sent_to_all_and_a_foreign_one_refused_by_name(trained: Path) 
     assert set(found.answers) == {"a1", "a2", "b1", "b2", "lab"}
     with pytest.raises(FederationError, match=r"is a run of task heart .*, not of digits"):
         judge(trained, sites(trained / "sites"), "other", task="digits")
+
+
+def test_a_silo_that_is_called_like_a_group_has_a_model_of_another_name() -> None:
+    models = {name: {"w": np.zeros(2)} for name in "ABC"}
+    algorithm = SimpleNamespace(
+        members=lambda state: SimpleNamespace(minimums={}, sizes=dict.fromkeys("ABC", 1.0)),
+        models=lambda state: models,
+        groups=lambda state: [("A",), ("B", "C")],
+    )
+    standing = SimpleNamespace(checkpoint=SimpleNamespace(state=None, apart={}))
+    config: Any = SimpleNamespace(algorithm=algorithm)
+    found = [(given.name, given.group) for given, _ in _models(config, standing)]
+    assert found == [("A", ("B", "C")), ("A alone", ("A",))]
 
 
 @pytest.mark.parametrize(
