@@ -27,6 +27,7 @@ from coterie.server.report.shown import NOTHING, Shown
 from coterie.server.runs.record import OWN_APP
 from coterie.server.runs.run import folder_name
 from coterie.server.study.comparison import Repeat
+from coterie.server.study.comparison_file import ALONE as LOCAL
 from coterie.server.study.comparison_file import CompareFile, Comparison, slug
 from coterie.server.study.given import require_names
 from coterie.server.study.playing import shown_here
@@ -249,8 +250,9 @@ class AppComparison(Comparison):
             made[name] = one
             runs[name] = {"strategy": strategy_name(one), **one.algorithm.plain()}
         if not any(keys["strategy"] == ALONE for keys in runs.values()):
-            made = {"local": strategy_of_app(ALONE, {}), **made}
-            runs = {"local": {"strategy": ALONE}, **runs}
+            added = f"{LOCAL} (added)" if LOCAL in made else LOCAL
+            made = {added: strategy_of_app(ALONE, {}), **made}
+            runs = {added: {"strategy": ALONE}, **runs}
         for keys in runs.values():
             keys |= {"rounds": rounds, **run_config, **train_config}
         return cls(

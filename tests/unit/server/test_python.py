@@ -188,6 +188,9 @@ def test_strategies_are_compared_over_an_app(tmp_path: Path) -> None:
     assert read_run(found.runs["fedavg"][1].folder).config["seed"] == 1
     with pytest.raises(FederationError, match="batch does not belong to a ClientApp's runs"):
         coterie.compare(plain_app(), chosen, 4, batch=3, **how)
+    named, more = [{"strategy": "fedavg", "name": "local"}], {"folder": tmp_path / "b", "rounds": 1}
+    found = coterie.compare(plain_app(), named, 2, **{**how, **more})
+    assert set(found.runs) == {"local (added)", "local"}
     wrong: list[tuple[Any, dict[str, Any], str]] = [
         (chosen, {"seeds": [1, 1]}, "the comparison is wrong: seeds must differ"),
         ([{"alpha": 20.0}], {}, "every strategy needs a 'strategy'"),
