@@ -365,6 +365,8 @@ def test_a_guest_is_compared_with_some_of_each_group_and_each_pair_once() -> Non
     for data, asks in ((guest.data, False), ((5, "old"), True)):
         of = UnlabelledSilos({"x": replace(whole, data=data)})
         asked = next(guests.look(of, [guest], groups, now, None), [])
-        assert {order.silo.name for order in asked} == ({"x", "b", "a", "e", "d"} if asks else set())
+        assert {order.silo.name for order in asked} == (
+            {"x", "b", "a", "e", "d"} if asks else set()
+        )
     assert guests._due(replace(known, refused="no"), groups, now) == []
     assert list(UnlabelledSilos({"x": known}).of) == ["x"]
