@@ -211,9 +211,10 @@ def _parse(line: bytes) -> Act | None:
         act = Act(**json.loads(line))
         datetime.fromisoformat(act.at)
         numbers = (act.number, act.torn, act.adopted)
-        fits = all(type(number) is int for number in numbers) and isinstance(act.about, dict)
+        texts = (act.who, act.act, *act.about.values())
+        fits = all(type(n) is int for n in numbers) and all(isinstance(t, str) for t in texts)
         return act if fits else None
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -43,8 +43,8 @@ def changed(line: bytes) -> bytes:
     return line.replace(b"ada", b"bob")
 
 
-def untimed(line: bytes) -> bytes:
-    return json.dumps(json.loads(line) | {"at": "yesterday"}).encode() + b"\n"
+def odd(line: bytes, **values: object) -> bytes:
+    return json.dumps(json.loads(line) | values).encode() + b"\n"
 
 
 def rechained(lines: list[bytes]) -> list[bytes]:
@@ -63,7 +63,8 @@ TAMPERED: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
     "first removed": (lambda ls: ls[1:], "line 2 does not follow"),
     "in another order": (lambda ls: [ls[0], ls[2], ls[1], *ls[3:]], "line 3 does not follow"),
     "added": (lambda ls: [*ls[:2], ls[1], *ls[2:]], "line 2 does not follow"),
-    "without a time": (lambda ls: [ls[0], untimed(ls[1]), *ls[2:]], "bytes are not a valid line"),
+    "no time": (lambda ls: [ls[0], odd(ls[1], at="now"), *ls[2:]], "bytes are not a valid line"),
+    "no text": (lambda ls: [ls[0], odd(ls[1], about={"silo": 5}), *ls[2:]], "bytes are not a"),
     "unreadable": (lambda ls: [ls[0], b"?\n", *ls[2:]], "before line 3, 1 bytes"),
     "last changed": (lambda ls: [*ls[:4], changed(ls[4])], "a different end:"),
     "cut off": (lambda ls: ls[:3], "lines were changed, or truncated at its end."),
