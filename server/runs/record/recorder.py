@@ -18,6 +18,7 @@ import os
 import platform
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -199,13 +200,13 @@ class Recorder:
         return facts
 
     def _lead(self, silos: Mapping[str, Silo]) -> dict[str, str]:
-        """Return the primary metric, which all silos share, and its unit."""
-        first = next((silo for silo in silos.values() if silo.described), None)
-        if first is None:
+        """Return the primary metric, which all silos share, and the unit that most state."""
+        described = [silo for silo in silos.values() if silo.described]
+        if not described:
             return {}
-        metric = str(self.run.config.get("primary-metric") or first.metric)
-        in_units = metric in ("mae", "rmse")
-        return {"metric": metric, "unit": first.unit if in_units else ""}
+        metric = str(self.run.config.get("primary-metric") or described[0].metric)
+        unit = Counter(silo.unit for silo in described).most_common(1)[0][0]
+        return {"metric": metric, "unit": unit if metric in ("mae", "rmse") else ""}
 
     def _note(self, **changes: Any) -> None:
         self.run = replace(self.run, **changes)

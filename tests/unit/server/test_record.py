@@ -35,6 +35,7 @@ from coterie.strategies import FederationError
 from coterie.strategies.errors import EXIT_NO_SILOS
 from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.result import RunResult
+from coterie.strategies.rounds.roster import Silo
 from coterie.wire import model_hash
 from tests.conftest import arrays_of, assert_equal_models, digits_config
 from tests.kit import dashed, digits, record_of, run
@@ -203,6 +204,15 @@ def test_final_models_are_kept_with_their_hashes(finished: tuple[Path, RunResult
     for name, arrays in result.models.items():
         loaded = load_file(folder / "models" / f"{name}.safetensors")
         assert model_hash(loaded) == model_hash(arrays_of(arrays)) == hashes[name]
+
+
+def test_the_unit_is_that_which_most_silos_state(tmp_path: Path) -> None:
+    record = Recorder(tmp_path, {}, run_id=1)
+    units = {"a": "days", "b": "years", "c": "years"}
+    silos = {n: Silo(n, i, described=True, metric="mae", unit=units[n]) for i, n in enumerate("abc")}
+    record.ready(silos)
+    record.finish({})
+    assert read_whole(tmp_path).lead == Lead("mae", "years")
 
 
 def test_events_tell_the_run_as_it_happened(finished: tuple[Path, RunResult]) -> None:
