@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from coterie import wire
@@ -45,7 +45,7 @@ def print_final(console: Console, folder: Path, *, as_json: bool = False) -> Non
         for name, text in sentences_in([*run.rounds, run.final]).items():
             say(console, f"{name} {text}", highlight=False)
     if run.collaboration:
-        console.print(collaboration_text(run.collaboration, run.lead), soft_wrap=True)
+        say(console, collaboration_text(run.collaboration, run.lead))
     if thin := thin_evidence(run):
         say(console, f"warning: {thin}", highlight=False)
     since = f" since it was {run.resumed[-1].words}" if run.resumed else ""
@@ -107,7 +107,7 @@ def _print_answers(console: Console, run: Run, *, as_json: bool) -> None:
 
 
 def _print_rows(console: Console, shown: Rows) -> None:
-    table = Table(*shown.header)
+    table = Table(*(Column(Text(name)) for name in shown.header))
     for row in shown.rows:
         table.add_row(*map(Text, row))
     console.print(table)
@@ -146,7 +146,7 @@ def _silo_table(run: Run) -> Table:
     for column, known in columns:
         values = list(known.values())
         mean = run.lead.text(sum(values) / len(values) if values else None)
-        table.add_column(column, mean, justify="right")
+        table.add_column(column, Text(mean), justify="right")  # a unit may have brackets
     letters = letters_of(run.final_groups)
     for name in [*_last(run), *(name for name in errors if name not in _last(run))]:
         facts = run.silos.get(name, SiloFacts())
@@ -157,7 +157,7 @@ def _silo_table(run: Run) -> Table:
             run.lead.text(errors.get(name)),
         ]
         cells += [run.lead.text(own.get(name))] if own else []
-        table.add_row(Text(name), *cells)
+        table.add_row(*map(Text, (name, *cells)))
     return table
 
 
@@ -178,6 +178,6 @@ def _group_table(run: Run) -> Table:
             letters[group[0]] or group[0],
             str(len(group)),
             f"{samples:.0f}",
-            *map(run.lead.text, figures),
+            *map(Text, map(run.lead.text, figures)),
         )
     return table

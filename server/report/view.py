@@ -192,7 +192,7 @@ def _silo_table(progress: Progress) -> RenderableType:
             Text(name),
             f"{progress.samples.get(name, 0):.0f}",
             Text(f"■ {letters[name] or 'alone'}", style=style),
-            progress.lead.text(error),
+            Text(progress.lead.text(error)),  # a unit may have brackets
             Text(_bar(error) + (f"  joined in round {joined}" if joined > 1 else ""), style=style),
         )
     if len(names) > MAX_SILOS_SHOWN:

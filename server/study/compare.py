@@ -245,7 +245,7 @@ def print_comparison(console: Console, result: ComparisonResult) -> None:
     lead, shown = result.lead, Table(box=None, padding=(0, 1))
     for number, column in enumerate(figures.columns(lead)):
         justify: JustifyMethod = "right" if number else "left"
-        shown.add_column(column, justify=justify, no_wrap=True)
+        shown.add_column(Text(column), justify=justify, no_wrap=True)
     for row in figures.by_error(result.rows):
         shown.add_row(*(Text(cell) for cell in figures.cells(row, lead)))
     wide(console, on_terminals=True).print(shown)

@@ -24,8 +24,11 @@ from coterie.server.report.explain import print_explanation
 from coterie.server.report.final import print_final
 from coterie.server.report.history import follow_groups
 from coterie.server.report.page import build_page, make_pictures, repeat_command, summary
+from coterie.server.report.view import picture
 from coterie.server.runs.going_on import complete
 from coterie.server.runs.record import Round, read_run
+from coterie.server.runs.record.follow import Progress
+from coterie.server.runs.record.metrics import Lead
 from coterie.server.site.federation import create
 from coterie.strategies.errors import FederationError
 from tests.commands import coterie
@@ -73,6 +76,23 @@ def test_the_error_of_silos_own_models_is_shown_where_a_run_asked_for_it(
     own = {row[0]: row[table.header.index("own last training (Per)")] for row in table.rows}
     assert own["site-001"] == "40.0%" and own["site-002"] == "–"
     assert "Per" not in str(all_sites(runs / "hcct-1").header)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_unit_with_brackets_is_printed_as_it_is(
+    listed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coterie.server.report.final.MAX_SILOS_LISTED", 60 if listed else 0)
+    monkeypatch.setattr("coterie.server.report.final._write_report", lambda *_: None)
+    beside = {"silos": 3, "mean-accuracy": 0.5, "mean-accuracy-alone": 0.4, "ipr": 1.0, "rsd": 0.1}
+    more = {"metric": "mae", "unit": "[/][degF]", "collaboration": beside}
+    console = Console(file=StringIO(), width=200)
+    print_final(console, with_errors(tmp_path / "hcct-1", LOCAL, **more))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "0.2 [/][degF]" in text and "0.5 [/][degF], local 0.6 [/][degF]" in text
+    progress = Progress("hcct", groups=(("a",),), errors={"a": 0.2}, lead=Lead("mae", "[/][degF]"))
+    console.print(picture(progress))
+    assert "0.2 [/][degF]" in console.file.getvalue()[len(text) :]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("listed", [True, False])
