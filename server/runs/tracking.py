@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from coterie.server.runs.record import MODELS, Round, Run
-from coterie.strategies.errors import refused
+from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.rounds.reports import RoundReport
 
 log = logging.getLogger("coterie.run")
@@ -149,14 +149,22 @@ def open_trackers(
 
 
 def export(kind: str, run: Run, out: Path | None) -> list[Path]:
-    """Write a recorded run; return the paths. Raises ``FederationError`` without its package."""
+    """Write a recorded run; return the paths.
+
+    Raises ``FederationError`` without its package, or if the tracker does not take the run.
+    """
     folder = out or run.folder / "tensorboard"
-    (tracker,) = open_trackers(kind, folder=folder, config=run.config, run_name=run.name)
-    for one in run.rounds_to_end():
-        tracker.log(scalars(one), one.round)
-    if run.status == "completed":
-        tracker.register(run)
-    tracker.close(run.status)
+    try:
+        (tracker,) = open_trackers(kind, folder=folder, config=run.config, run_name=run.name)
+        for one in run.rounds_to_end():
+            tracker.log(scalars(one), one.round)
+        if run.status == "completed":
+            tracker.register(run)
+        tracker.close(run.status)
+    except FederationError:
+        raise
+    except Exception as error:  # of any tracker's own kinds
+        raise FederationError(f"{kind} does not take {run.name}: {error}") from error
     return [folder] if kind == "tensorboard" else []
 
 

@@ -196,6 +196,13 @@ def test_each_model_is_registered_once_with_its_silos(
     export("mlflow", replace(run, status="stopped"), None)
     assert "create_model_version" not in [one[0] for one in mlflow.done]
 
+    def unreachable() -> None:
+        raise RuntimeError("no server at http://mlflow")
+
+    monkeypatch.setattr(mlflow, "MlflowClient", unreachable, raising=False)
+    with pytest.raises(FederationError, match="mlflow does not take run: no server at http://mlf"):
+        export("mlflow", run, None)
+
 
 def test_mlflow_gets_figures_and_models_where_it_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
