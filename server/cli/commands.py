@@ -18,7 +18,7 @@ from rich.text import Text
 from coterie import wire
 from coterie.server.cli.options import Given
 from coterie.server.cli.waiting import print_queue, waiting_rows
-from coterie.server.machine.link import Control
+from coterie.server.machine.link import MOST_SHOWN, Control
 from coterie.server.machine.local import Start, follow_run
 from coterie.server.paths import default_runs_dir
 from coterie.server.report.final import print_final
@@ -245,9 +245,10 @@ def _follow_log(console: Console, calls: Control, run_id: int, start: Start) -> 
             say(console, news, highlight=False)
         time.sleep(START_POLL_S)
     for line in calls.log_lines(run_id, deadline_s=LOG_DEADLINE_S):
-        say(console, line, highlight=False)
+        say(console, wire.plain_text(line, MOST_SHOWN), highlight=False)
     (info,) = calls.runs(run_id)
-    console.print(f"run {run_id}: {info.status} {info.sub_status} {info.why}", markup=False)
+    ended = wire.plain_text(f"{info.status} {info.sub_status} {info.why}", MOST_SHOWN)
+    console.print(f"run {run_id}: {ended}", markup=False)
     return 0 if info.sub_status == "completed" else EXIT_RUN
 
 

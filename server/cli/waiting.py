@@ -123,10 +123,11 @@ def waiting_rows(entries: Sequence[Entry]) -> list[dict[str, Any]]:
 def print_queue(entries: Sequence[Entry]) -> None:
     """Print the waiting runs, the next one first."""
     from coterie.system.terminal import print_table
+    from coterie.wire import plain_text
 
     if rows := waiting_rows(entries):
         header = [column.replace("-", " ") for column in rows[0]]
-        cells = (row.values() for row in rows)
+        cells = (map(plain_text, row.values()) for row in rows)  # perhaps from elsewhere
         print_table(Console(), header, cells, folding=(), title="waiting")
 
 

@@ -31,6 +31,8 @@ from coterie.system.ports import split_address
 from coterie.system.proxies import answer_on_the_way, through
 
 CONNECT_DEADLINE_S, HANDSHAKE_DEADLINE_S = 10.0, 2.0
+MOST_SHOWN = 100_000
+"""Most characters that are shown of a text from a SuperLink."""
 OF_TIME = (9, 10)
 """OpenSSL's codes for a certificate that is not yet valid, or has expired."""
 
@@ -54,6 +56,7 @@ class Control(ControlCalls):
         details = str(error.details())
         with suppress(ValueError, KeyError, TypeError):
             details = str(json.loads(details)["public_message"])
+        details = wire.plain_text(details, MOST_SHOWN)
         where = f"the SuperLink at {self._address}"
         if answered := answer_on_the_way(str(error.details()))[1]:
             return FederationError(f"{where} cannot be reached: {answered}", exit_code=EXIT_LINK)

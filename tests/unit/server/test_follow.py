@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 from rich.console import Console
 
@@ -22,9 +23,12 @@ from benchmarks.engine.synthetic import write_run
 from coterie.engine.control import RunInfo
 from coterie.server.cli.commands import watch_run
 from coterie.server.cli.options import Given
+from coterie.server.cli.waiting import print_queue
+from coterie.server.machine.link import Control
 from coterie.server.machine.local import Start, follow_run
 from coterie.server.runs.record import Event, event_of
 from coterie.server.runs.record.follow import Progress, events
+from coterie.server.site.queue import Entry
 from coterie.strategies import FederationError
 from coterie.system.files import locked
 
@@ -203,7 +207,7 @@ class Pending:
         return [RunInfo(run_id, "pending" if self.now < self.until_s else "finished", "", "", "")]
 
     def log_lines(self, run_id: int, *, deadline_s: float) -> list[str]:
-        return ["begun"]
+        return ["begun\x1b[2J"]
 
 
 NOT_STARTED = "the coordinator has not started run 7 for {} s. Is its executor running?"
@@ -231,10 +235,27 @@ def test_the_same_of_a_run_whose_record_is_elsewhere(monkeypatch: pytest.MonkeyP
     assert follow_log(console, calls, 7, Start(7, 300.0)) != 0
     first, second, then = console.file.getvalue().splitlines()[:3]  # type: ignore[attr-defined]
     assert first.startswith(NOT_STARTED.format(30)) and second.startswith(NOT_STARTED.format(90))
-    assert then == "begun"
+    assert then == r"begun\x1b[2J", "a coordinator elsewhere writes no escape sequences here"
     calls.until_s = 1e6
     with pytest.raises(FederationError, match="has not begun after 300 s"):
         follow_log(console, calls, 7, Start(7, 300.0))
+
+
+def test_reasons_and_queues_from_elsewhere_are_shown_without_escape_sequences(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Failed(grpc.RpcError):
+        def details(self) -> str:
+            return json.dumps({"public_message": "\x1b[2J"})
+
+        def code(self) -> grpc.StatusCode:
+            return grpc.StatusCode.INTERNAL
+
+    calls = Control.__new__(Control)
+    calls._address = "fl.example.org:9093"
+    assert str(calls._translated(Failed())).endswith(r"refuses: INTERNAL: \x1b[2J")
+    print_queue([Entry("q1", {"strategy": "\x1b[2J"}, by="\x1b]0;x")])
+    assert "\x1b" not in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- progress

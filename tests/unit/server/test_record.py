@@ -209,7 +209,9 @@ def test_final_models_are_kept_with_their_hashes(finished: tuple[Path, RunResult
 def test_the_unit_is_that_which_most_silos_state(tmp_path: Path) -> None:
     record = Recorder(tmp_path, {}, run_id=1)
     units = {"a": "days", "b": "years", "c": "years"}
-    silos = {n: Silo(n, i, described=True, metric="mae", unit=units[n]) for i, n in enumerate("abc")}
+    silos = {
+        n: Silo(n, i, described=True, metric="mae", unit=units[n]) for i, n in enumerate("abc")
+    }
     record.ready(silos)
     record.finish({})
     assert read_whole(tmp_path).lead == Lead("mae", "years")
