@@ -45,7 +45,7 @@ class UnlabelledSilo:
         distances: silo → how far apart their data look.
         tried: silos that it was to be compared with, but without a distance.
         refused: why it takes part in no comparison, by its own conditions; empty if it may.
-        data: what it stated about its data then (``Silo.data``): with other data it is compared again.
+        data: what it stated about its data (``Silo.data``); with others it is compared again.
     """
 
     distances: Mapping[str, Distance] = field(default_factory=dict)
