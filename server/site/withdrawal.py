@@ -22,7 +22,7 @@ from coterie.server.machine.link import control
 from coterie.server.runs.checkpoint import others_of
 from coterie.server.runs.contribution import ANSWERS
 from coterie.server.runs.going_on import CHECKPOINTS
-from coterie.server.runs.record import EVENTS, Round, Run, read_run
+from coterie.server.runs.record import EVENTS, RECORD, Round, Run, read_run
 from coterie.server.runs.record.format import event_of
 from coterie.server.site import audit, enrolled, operators
 from coterie.server.site.coordinator import answers, sync_superlink
@@ -241,7 +241,8 @@ def _from_run(made: Federation, folder: Path, work: Withdrawal) -> Withdrawal:
 
 
 def _run_folders(made: Federation) -> list[Path]:
-    return sorted(path.parent for path in made.runs.glob(f"*/{EVENTS}"))
+    files = (RECORD, EVENTS)  # a damaged run may have only one of them
+    return sorted({path.parent for file in files for path in made.runs.glob(f"*/{file}")})
 
 
 def _took_part(folder: Path, name: str) -> bool:

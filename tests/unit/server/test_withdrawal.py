@@ -78,10 +78,13 @@ GONE = {
 
 
 def test_its_models_and_checkpoints_go_and_nothing_else(made: Federation) -> None:
-    before = files_of(made)
+    copy = shutil.copytree(made.runs / "fedavg-3", made.runs / "fedavg-4")
+    (copy / "events.jsonl").unlink()
+    (copy / "models" / "c.safetensors").write_bytes(b"a model")
+    before, gone = files_of(made), GONE | {"fedavg-4/models/c.safetensors"}
     done, file = withdraw(made, "c", who="ada")
-    assert before - files_of(made) == GONE
-    assert {one.file for one in done.deleted} == {f"runs/{name}" for name in GONE}
+    assert before - files_of(made) == gone
+    assert {one.file for one in done.deleted} == {f"runs/{name}" for name in gone}
     assert [(one.run, one.first, one.last, list(one.group)) for one in done.averaged] == [
         ("fedavg-1", 1, 3, ["a", "b", "c"]),
         ("fedavg-2", 3, 3, ["a", "b", "c"]),
