@@ -266,10 +266,8 @@ def _was_here(folder: Path, name: str) -> bool:
 
 def _files(folder: Path, name: str) -> Iterator[Path]:
     """Yield a run's files with a silo's model, update or answers, alone or with others'."""
-    own = folder / "models" / f"{name}.safetensors"
-    if own.exists():
-        yield own
-    answers = [folder / one for one in ANSWERS if (folder / one).exists()]
+    yield from (folder / "models").glob(f"{name}.safetensors*")  # also what a kill left unfinished
+    answers = [file for one in ANSWERS for file in folder.glob(f"{one}*")]
     if answers and _was_here(folder, name):
         reports = [*folder.glob(REPORTS), *folder.glob(f"{REPORTS}/*")]
         yield from (file for file in reports if file.is_file())

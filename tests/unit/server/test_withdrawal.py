@@ -80,8 +80,10 @@ GONE = {
 def test_its_models_and_checkpoints_go_and_nothing_else(made: Federation) -> None:
     copy = shutil.copytree(made.runs / "fedavg-3", made.runs / "fedavg-4")
     (copy / "events.jsonl").unlink()
-    (copy / "models" / "c.safetensors").write_bytes(b"a model")
-    before, gone = files_of(made), GONE | {"fedavg-4/models/c.safetensors"}
+    left = {f"fedavg-4/models/c.safetensors{end}" for end in ("", ".7.tmp")}
+    for name in left:
+        (made.runs / name).write_bytes(b"a model")
+    before, gone = files_of(made), GONE | left
     done, file = withdraw(made, "c", who="ada")
     assert before - files_of(made) == gone
     assert {one.file for one in done.deleted} == {f"runs/{name}" for name in gone}
@@ -235,6 +237,7 @@ def test_its_statistics_and_databases_that_were_set_aside_go_too(
     others.mkdir()
     (others / "events.jsonl").write_text('{"event": "here", "round": 1, "silos": ["b", "x c"]}\n')
     names = ("statistics.json", "report.html", "report.json", "report/column-0.png")
+    names += ("statistics.json.7.tmp",)
     for one in (folder, others):
         (one / "report").mkdir()
         for name in names:
