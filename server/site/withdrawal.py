@@ -249,7 +249,7 @@ def _took_part(folder: Path, name: str) -> bool:
     if any(_files(folder, name)) or _was_here(folder, name):
         return True
     run = _run_of(folder)
-    return run is not None and (name in run.silos or any(map(_was_in(name), run.rounds)))
+    return run is not None and any(map(_was_in(name), run.rounds))
 
 
 def _was_here(folder: Path, name: str) -> bool:
@@ -257,11 +257,12 @@ def _was_here(folder: Path, name: str) -> bool:
     try:
         lines = (folder / EVENTS).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return False
+        lines = []
     events = (event_of(line) for line in lines if '"here"' in line)
-    return any(
-        event is not None and event.kind == "here" and name in event.silos for event in events
-    )
+    if any(event is not None and event.kind == "here" and name in event.silos for event in events):
+        return True
+    run = _run_of(folder)
+    return run is not None and name in run.silos
 
 
 def _files(folder: Path, name: str) -> Iterator[Path]:

@@ -242,6 +242,10 @@ def test_its_statistics_and_databases_that_were_set_aside_go_too(
         (one / "report").mkdir()
         for name in names:
             (one / name).write_text("numbers")
+    lost = made.runs / "statistics-7"
+    lost.mkdir()
+    (lost / "run.json").write_text('{"status": "completed", "silos": {"c": {}}}')
+    (lost / "statistics.json").write_text("numbers")
     damaged = made.folder / "superlink.db.damaged-20260101-000000"
     damaged.write_bytes(b"messages")
     unlink = Path.unlink
@@ -255,7 +259,7 @@ def test_its_statistics_and_databases_that_were_set_aside_go_too(
         patched.setattr(Path, "unlink", killed)
         withdraw(made, "c")
     done, _ = withdraw(made, "c")
-    gone = {f"runs/statistics-9/{name}" for name in names}
+    gone = {f"runs/statistics-9/{name}" for name in names} | {"runs/statistics-7/statistics.json"}
     assert gone | {damaged.name} <= {one.file for one in done.deleted}
     assert not damaged.exists() and not any((folder / name).exists() for name in names)
     assert all((others / name).exists() for name in names)
