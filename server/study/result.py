@@ -251,11 +251,14 @@ class ComparisonResult:
         return [rows[row.name] for row in by_error(self.rows)]
 
     def metrics(self) -> Any:
-        """Return one row per run and silo: ``strategy``, ``seed``, ``silo``, the primary metric."""
+        """Return one row per run and silo: ``strategy``, ``seed``, ``silo``, the primary metric.
+
+        With folds also ``fold``.
+        """
         found = []
         for one, result in self._results():
-            for row in result.metric_rows:
-                found.append({"strategy": one["name"], "seed": one["seed"], **row})
+            run = {"strategy": one["name"], **{k: one[k] for k in ("seed", "fold") if k in one}}
+            found += [{**run, **row} for row in result.metric_rows]
         return frame(found)
 
     @property

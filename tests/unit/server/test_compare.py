@@ -33,6 +33,7 @@ from coterie.server.study.comparison import (
     measure,
     rows,
 )
+from coterie.server.study.result import load
 from coterie.strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
 from coterie.system.commandline import plain
 from coterie.system.files import locked
@@ -646,6 +647,9 @@ def test_folds_test_every_sample_of_a_declared_task_once(tmp_path: Path) -> None
     content = json.loads((tmp_path / "out" / "comparison.json").read_text(encoding="utf-8"))
     assert [run["fold"] for run in content["runs"] if run["name"] == "fedavg"] == list(range(1, 5))
     assert content["advice"]["text"] in said
+    rows = load(tmp_path / "out").metrics()
+    keys = ("strategy", "seed", "fold", "silo")
+    assert len({tuple(row[key] for key in keys) for row in rows}) == len(rows) == 2 * 4 * 2
 
 
 def test_every_seed_tests_a_declared_task_on_other_samples(tmp_path: Path) -> None:
