@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from coterie import wire
 from coterie.strategies.fedcollab.discriminators import Discriminators, Pair, measure, takes_part
 from coterie.strategies.partition.distance import Distance
 from coterie.strategies.rounds.algorithm import Exchanges, Round
@@ -32,7 +31,6 @@ MOST_COMPARED, PER_GROUP = 12, 2
 are most of what it moves, and a third adds little to two."""
 SURE, LIKELY = 2.0, 1.0
 """Standard errors by which a group is nearer than the next to be sure, or likely."""
-MOST_NAMED = 6
 UNLIKE = 0.5
 """Distance from which data are called unlike: half of a perfect discriminator's."""
 
@@ -216,8 +214,8 @@ def _words(near: Sequence[Near]) -> str:
     """Return how a group was chosen, and how certain that is, as text."""
     first, rest = near[0], [one for one in near[1:] if one.compared]
     said = (
-        f"its data look most like those of {wire.some(first.group, MOST_NAMED)}: a classifier "
-        f"distinguishes them {_share(first)} better than by guessing"
+        "its data look most like those of this group: a classifier distinguishes them "
+        f"{_share(first)} better than by guessing"
     )
     if first.distance - SURE * first.error > UNLIKE:
         said += ", so they resemble no group's data"

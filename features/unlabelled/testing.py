@@ -77,10 +77,10 @@ def words(fits: Sequence[Fit], metric: str) -> str:
     """Return how a group was chosen, and how certain that is if ``metric`` is a share, as text."""
     first, second = fits[:2]
     if not isfinite(first.error) or not isfinite(second.error):
-        return f"its loss is least with the model of {', '.join(first.group)}"
+        return "its loss is least with this group's model"
     said = (
-        f"on {wire.counted(first.samples, 'sample')}, the error of the model of "
-        f"{', '.join(first.group)} is {first.error:.3f}, and the next is {second.error:.3f}"
+        f"on {wire.counted(first.samples, 'sample')}, the error of this group's model is "
+        f"{first.error:.3f}, and the next is {second.error:.3f}"
     )
     if first.error == second.error:
         return f"{said}: its loss is lower, which may be chance"

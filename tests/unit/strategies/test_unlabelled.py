@@ -149,6 +149,7 @@ def test_a_silo_without_labels_gets_the_model_of_those_whose_data_its_own_look_l
     assert model_hash(kept) == model_hash(wire.decode_arrays(result.models["s4"]))
     card = read_card(folder / "home" / "models" / "r.safetensors")
     assert card.placed == placing["why"] and card.group_size == 3 and card.test_examples == 0
+    assert not any(name in card.placed for name in placing["group"]), "name-members is off"
     assert not card.alone
 
 
