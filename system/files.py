@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import os
 import time
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ UNKNOWN = 0
 """In place of a process id: some process may hold the lock."""
 LOOK_S = 0.1
 """Seconds between two attempts to take a lock."""
+LEFT_BEHIND_S = 3600
+"""Seconds after which an unfinished file is nobody's."""
 
 
 class LockedError(Exception):
@@ -64,7 +67,7 @@ def replacing(target: Path, *, private: bool = False, synced: bool = True) -> It
     """
     unfinished = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     try:
-        unfinished.unlink(missing_ok=True)  # left by a process that was killed
+        _remove_left_behind(target, unfinished)
         mode = 0o600 if private else 0o666
         os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         yield unfinished
@@ -83,6 +86,15 @@ def replacing(target: Path, *, private: bool = False, synced: bool = True) -> It
         ):
             error.filename, error.filename2 = str(target), None  # what a person knows
         raise
+
+
+def _remove_left_behind(target: Path, unfinished: Path) -> None:
+    """Remove what processes that were killed left of a file; it takes no hour to write one."""
+    unfinished.unlink(missing_ok=True)  # of an earlier process with this one's id
+    for left in target.parent.glob(f"{glob.escape(target.name)}.*.tmp"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > LEFT_BEHIND_S:
+                left.unlink()
 
 
 @contextmanager

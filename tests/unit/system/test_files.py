@@ -108,6 +108,15 @@ def test_processes_that_write_one_file_at_the_same_time_each_write_all_of_it(
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"first"]
 
 
+def test_what_killed_processes_left_of_a_file_goes_with_its_next_version(tmp_path: Path) -> None:
+    old, new = (tmp_path / f"[a].{number}.tmp" for number in (2**22 + 1, 2**22 + 2))
+    for left in (old, new):
+        left.write_bytes(b"cut o")
+    os.utime(old, (0, 0))
+    write_atomically(tmp_path / "[a]", b"whole")
+    assert {file.name for file in tmp_path.iterdir()} == {"[a]", new.name}
+
+
 def test_a_disk_that_takes_a_few_bytes_at_a_time_gets_all_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
