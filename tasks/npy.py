@@ -66,9 +66,10 @@ def _check(num_bytes: int, file: Path) -> None:
 
 
 def _bytes_of(opened: IO[bytes]) -> int:
-    """Return the size of an array by its header; ``ValueError`` for what is none.
+    """Return the size of an array, read from its header.
 
-    Numpy hands out what is none in an archive as it is, unpacked.
+    Raises ``ValueError`` for a member of an archive that is not an array: numpy would unpack it
+    whole and return its bytes.
     """
     version = npy.read_magic(opened)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0

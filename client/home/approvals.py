@@ -426,7 +426,7 @@ def _together(terms: Mapping[str, Value]) -> Iterator[str]:
 
 
 def _parent(terms: Mapping[str, Value]) -> str:
-    """Return what the run begins from, of the coordinator's words; empty: nothing."""
+    """Return the run that this one begins from, escaped; empty if it begins from none."""
     return wire.plain_text(terms.get(wire.PARENT, ""), wire.MAX_WORD)
 
 

@@ -137,7 +137,7 @@ def answered_of(session: Session, kind: str) -> Answered:
     key = settings.name, settings.home, name
     if key not in _answered:
         folder = Path(settings.home) / FOLDER / name if settings.home else None
-        try:  # what could be read only in part does not count as read
+        try:  # all or nothing: with a part, the silo would forget answers
             _answered[key] = _read(folder)
         except (OSError, EOFError, ValueError) as error:
             raise RefusedError(

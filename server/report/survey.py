@@ -33,7 +33,7 @@ OTHER_BALANCE = 0.3
 BEYOND = 3.0
 """Standard errors above which a difference is not by chance."""
 LACKED = BEYOND**2
-"""Expected samples of a category from which on a silo without any lacks it beyond chance."""
+"""A silo lacks a category beyond chance if it has none where so many samples are expected."""
 SAME_FACTOR = 0.2
 """Largest deviation of a factor from a known one, as a difference of logarithms."""
 KNOWN_FACTORS = {

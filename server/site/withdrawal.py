@@ -272,7 +272,7 @@ def _files(folder: Path, name: str) -> Iterator[Path]:
     if answers and _was_here(folder, name):
         reports = [*folder.glob(REPORTS), *folder.glob(f"{REPORTS}/*")]
         yield from (file for file in reports if file.is_file())
-        yield from answers  # last: without them a report is not looked for
+        yield from answers  # last: after a kill they are how the reports are found
     first = min((one.round for one in _rounds(folder) if _was_in(name)(one)), default=None)
     found = sorted((folder / CHECKPOINTS).glob("*"))
     staying: list[Path] = []

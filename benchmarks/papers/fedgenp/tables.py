@@ -26,12 +26,12 @@ INTRODUCTION = (
     "share that the other heads, and the receiver's own, label as meant. a_t = 10·0.98^(t−1), "
     "the released code's weights.",
     "",
-    "*Cut and measured as released*: the very silos of the released scripts (one cut for all "
-    "seeds), 300 rounds with a learning rate that falls by 1 % a round, which together is as much "
-    "as 95 rounds of the other columns; BatchNorm's running statistics stay at the silos, and the "
-    "global model is tested with them, on each silo's twentieth of the test images of its own "
-    "labels; the figure is the mean of the five best rounds, of every tenth and the last hundred. "
-    "So measures the code that was released with the paper. *Last five*: without that choice.",
+    "*Cut and measured as released*, that is, as in the code released with the paper: the silos "
+    "of its scripts, cut once for all seeds; 300 rounds, in which the learning rate falls by 1 % a "
+    "round, so that they add up to 95 rounds of the other columns. BatchNorm's running statistics "
+    "stay at the silos. Each silo tests the global model with its own, on a twentieth of the test "
+    "images that have its labels. The figure is the mean of the five best rounds among every tenth "
+    "and the last hundred. *Last five*: the mean of the last five rounds, without that choice.",
     "",
     "Made by `python -m benchmarks.papers.fedgenp --data FOLDER`, with what stands above each "
     "table. *Gap*: ours less the paper's. MNIST's columns end after 100 rounds, where the paper's "

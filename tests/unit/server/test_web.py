@@ -132,7 +132,7 @@ def test_a_browser_that_goes_away_leaves_nothing_on_the_terminal(
     with make_server(LivePage(None, tmp_path), host="127.0.0.1", port=0, token=TOKEN) as server:
         try:
             raise error
-        except Exception:
+        except type(error):
             server.handle_error(None, ("127.0.0.1", 1))
     assert ("Traceback" in capsys.readouterr().err) is seen
 
