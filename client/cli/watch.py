@@ -6,7 +6,6 @@ compared with the one in the model's card.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -23,6 +22,7 @@ from coterie.system.processes import utc_now
 if TYPE_CHECKING:
     from coterie.client.cli.predict import Kept
     from coterie.client.home.watching import Interval, Look
+    from coterie.client.work.answered import Marks
     from coterie.client.work.card import Card
     from coterie.client.work.data import Part
     from coterie.features.watching.drift import Shift
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 app = typer.Typer()
 SHOWN = 10
 """Most columns that a line names."""
-DIGITS = 16
-"""Digits of a row's hash."""
 
 
 @app.command(
@@ -92,7 +90,7 @@ def watch(
     from coterie.client.home.folder import Home
     from coterie.client.home.settings import SettingsError
     from coterie.client.home.watching import Look
-    from coterie.client.work.answered import marks_of_samples
+    from coterie.client.work.answered import marks_of_columns, marks_of_samples
     from coterie.tasks.options import place_of
 
     file = in_use.file_in_use(folder)
@@ -113,7 +111,8 @@ def watch(
     kept = load_kept(file, source=asked.task)
     part = None if labelled is None else _labelled(kept, asked.options, labelled, asked.workers)
     columns = _new_columns(kept, asked.options, part, labelled, inputs)
-    found = _shifts(file, columns, _persons(kept, asked.options, part, inputs))
+    persons = _persons(kept, asked.options, part, inputs)
+    found = _shifts(file, columns, persons)
     measured: dict[str, Any] = {} if part is None else _measured(kept, part)
     warnings = [*_drift_warning(found), *_worse_warning(kept.card, measured)]
     return Look(
@@ -123,8 +122,8 @@ def watch(
         samples=len(columns[0].values) if columns else 0,
         columns=tuple(map(asdict, found)),
         warnings=tuple(warnings),
-        rows=_hashes(columns),
-        answered=() if part is None else tuple(map(str, marks_of_samples(part)[:, 0])),
+        rows=_plain(marks_of_columns(columns, persons)) if columns else (),
+        answered=() if part is None else _plain(marks_of_samples(part)),
         **measured or {"labelled": 0},
     )
 
@@ -244,10 +243,8 @@ def _columns_of_file(kept: Kept, file: Path, options: Mapping[str, Option]) -> l
     return list(columns_of(Held(x, ())))
 
 
-def _hashes(columns: Sequence[Column]) -> tuple[str, ...]:
-    rows = zip(*(column.values for column in columns), strict=True)
-    each = (b"".join(value.tobytes() for value in row) for row in rows)
-    return tuple(hashlib.sha256(row).hexdigest()[:DIGITS] for row in each)
+def _plain(marks: Marks) -> tuple[tuple[int, int], ...]:
+    return tuple((int(row), int(person)) for row, person in marks)
 
 
 # ---------------------------------------------------------------- the metric

@@ -304,7 +304,7 @@ class Policy:
 
     @property
     def of_model(self) -> int:
-        """Fewest samples of which a figure of the model in use may leave; 0: none leaves."""
+        """Fewest samples, or persons, of which a figure of the model in use may leave; 0: none."""
         return self.statistics_from if "model" in self.statistics else 0
 
     def unknown_metrics(self) -> tuple[str, ...]:

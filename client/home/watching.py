@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,6 +15,8 @@ from coterie.client.home.settings import SettingsError
 from coterie.system.files import make_folder, write_atomically
 
 FOLDER, LAST, SENT = "watching", "last.json", "sent"
+Marks = tuple[tuple[int, int], ...]
+"""A hash and a number of the person of each sample."""
 Interval = tuple[float, float, float]
 """A value, and the ends of its 95% interval."""
 
@@ -33,8 +34,8 @@ class Look:
         figures, before: metric → interval, on the labelled samples, and as recorded before.
         worse: whether the metric is worse than before; None if that cannot be said.
         warnings: for people, one sentence each; empty if all is well.
-        rows: a hash of each new sample's inputs.
-        answered: a hash of each labelled sample, with its label.
+        rows: marks of the new samples' inputs.
+        answered: marks of the labelled samples, with their labels.
     """
 
     at: str
@@ -48,8 +49,8 @@ class Look:
     before: Mapping[str, Interval] | None = None
     worse: bool | None = None
     warnings: tuple[str, ...] = ()
-    rows: tuple[str, ...] = ()
-    answered: tuple[str, ...] = ()
+    rows: Marks = ()
+    answered: Marks = ()
 
 
 def keep(home: Path, look: Look, name: str = LAST) -> None:
@@ -67,6 +68,7 @@ def last_look(home: Path, name: str = LAST) -> Look | None:
     file = home / FOLDER / name
     try:
         found = Look(**json.loads(file.read_text(encoding="utf-8")))
+        rows, answered = _marks(found.rows), _marks(found.answered)
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:
@@ -77,35 +79,13 @@ def last_look(home: Path, name: str = LAST) -> Look | None:
         found,
         columns=tuple(found.columns),
         warnings=tuple(found.warnings),
-        rows=tuple(found.rows),
-        answered=tuple(found.answered),
+        rows=rows,
+        answered=answered,
     )
 
 
-def look_to_send(home: Path, least: int) -> Look | None:
-    """Return the look that may leave.
-
-    The difference of two looks describes the samples that changed between them. So the last one
-    that was sent leaves again until ``least`` samples, or none, differ from those of every one.
-    """
-    now, sent = last_look(home), looks_sent(home)
-    if now is None:
-        return None
-    for look in sent:
-        if any(0 < _apart(*own) < least for own in zip(_samples(look), _samples(now), strict=True)):
-            return sent[-1]
-    if now not in sent[-1:]:
-        keep(home, now, f"{SENT}/{len(sent):04}.json")
-    return now
-
-
-def _samples(look: Look) -> tuple[Counter[str], Counter[str]]:
-    """Return the samples that a look's columns, and its metric, are about."""
-    return Counter(look.rows), Counter(look.answered)
-
-
-def _apart(old: Counter[str], new: Counter[str]) -> int:
-    return max((old - new).total(), (new - old).total())
+def _marks(plain: Marks) -> Marks:
+    return tuple((int(row), int(person)) for row, person in plain)
 
 
 def looks_sent(home: Path) -> list[Look]:

@@ -18,7 +18,7 @@ from coterie.client.home import in_use, watching
 from coterie.client.home.folder import create
 from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SiloSettings
-from coterie.client.home.watching import Look, last_look, look_to_send
+from coterie.client.home.watching import Look, last_look
 from coterie.client.resident.activity import Tally
 from coterie.client.resident.vital import Vitals, collector
 from coterie.client.work.card import read_card
@@ -34,7 +34,7 @@ from coterie.features.watching.drift import (
     shifts,
     stability,
 )
-from coterie.features.watching.silo import leaving
+from coterie.features.watching.silo import leaving, look_to_send
 from coterie.server.report.command import write_report
 from coterie.system.exposition import render
 from coterie.tasks.base import Column
@@ -258,8 +258,10 @@ LOOK = Look(
     "2026-01-01T00:00:00+00:00", "run-1", "ab" * 32, 50, 50,
     ({"name": "age", "psi": 0.31415, "drifted": True, "samples": 50},),
     "auroc", {"auroc": (0.7, 0.6, 0.8)}, {"auroc": (0.9, 0.8, 1.0)}, True, ("worse",),
-    tuple(map(str, range(50))),
+    tuple((i, i) for i in range(50)), tuple((i, i) for i in range(50)),
 )  # fmt: skip
+PAIRS = tuple((i, i // 7) for i in range(50))
+"""Samples of eight persons."""
 
 
 @pytest.mark.parametrize(
@@ -269,6 +271,8 @@ LOOK = Look(
         ({}, {"share_metrics": ("error",)}, (50, {"age": 0.31}, 50, "", True)),
         ({"labelled": 9}, {}, (50, {"age": 0.31}, 0, "", None)),
         ({"samples": 9}, {}, (0, {}, 50, "auroc", True)),
+        ({"rows": PAIRS}, {}, (0, {}, 50, "auroc", True)),
+        ({"answered": PAIRS}, {}, (50, {"age": 0.31}, 0, "", None)),
     ],
 )
 def test_no_figure_of_few_samples_or_of_a_metric_that_stays_leaves(
@@ -280,14 +284,16 @@ def test_no_figure_of_few_samples_or_of_a_metric_that_stays_leaves(
 
 
 def test_the_last_look_is_sent_until_enough_samples_differ_from_every_one(tmp_path: Path) -> None:
-    first, others = LOOK.rows, tuple(f"new {i}" for i in range(10))
+    first, others = LOOK.rows, tuple((100 + i, 100 + i) for i in range(10))
     ten = (*first, *others)
     asked = [(first, first), (ten[:-1], first), (ten, ten), (first, first), (ten[1:], first)]
     for rows, expected in (*asked, (others, others), (first[1:], others)):
         watching.keep(tmp_path, replace(LOOK, rows=rows))
         look = look_to_send(tmp_path, 10)
         assert look is not None and look.rows == expected
-    for answered, expected in ((first, first), (ten[:-1], first), (ten, ten)):  # of the same rows
+    of_one_person = (*first, *((row, 100) for row, _ in others))
+    same_inputs = ((first, first), (ten[:-1], first), (of_one_person, first), (ten, ten))
+    for answered, expected in same_inputs:
         watching.keep(tmp_path, replace(LOOK, rows=first, answered=answered))
         look = look_to_send(tmp_path, 10)
         assert look is not None and look.answered == expected
