@@ -19,8 +19,8 @@ from pathlib import Path
 LOCK = "lock"
 UNKNOWN = 0
 """In place of a process id: some process may hold the lock."""
-LOOK_S = 0.1
-"""Seconds between two attempts to take a lock."""
+LOOK_S, GLANCE_S = 0.1, 1.0
+"""Seconds between two attempts to take a lock; until ``held_by`` in another process has ended."""
 LEFT_BEHIND_S = 3600
 """Seconds after which an unfinished file is nobody's."""
 
@@ -191,8 +191,10 @@ def explained(error: OSError) -> str:
 
 
 @contextmanager
-def locked(folder: Path, *, name: str = LOCK, deadline_s: float = 0.0) -> Iterator[None]:
+def locked(folder: Path, *, name: str = LOCK, deadline_s: float = GLANCE_S) -> Iterator[None]:
     """Lock an existing folder until the block or the process ends, waiting up to ``deadline_s``.
+
+    The default outlasts a process that only asks who holds the lock (``held_by``).
 
     Raises:
         LockedError: another process held the lock for longer.

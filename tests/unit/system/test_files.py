@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -192,3 +194,8 @@ def test_a_lock_is_held_by_one_process_and_ends_with_it(
     with locked(tmp_path, deadline_s=60):
         assert held_by(tmp_path) == os.getpid()
     assert held_by(tmp_path) is None
+    with (tmp_path / "lock").open() as glance:  # as `held_by` of another process
+        fcntl.flock(glance, fcntl.LOCK_SH)
+        monkeypatch.setattr(time, "sleep", lambda _: glance.close())
+        with locked(tmp_path):
+            assert glance.closed
