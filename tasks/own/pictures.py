@@ -26,13 +26,14 @@ SUFFIXES = (
     *(".png", ".jpg", ".jpeg", ".jfif", ".jpe", ".bmp", ".tif", ".tiff", ".webp", ".pgm", ".ppm"),
 )
 
-DEEP = 257
-"""Divisor of 16-bit grey values: 65535 becomes 255."""
 ENDS = {"PNG": b"IEND", "JPEG": b"\xff\xd9", "MPO": b"\xff\xd9"}
 """Marker at the end of a complete file, by format; a few bytes may follow."""
 END_BYTES = 64
 ORIENTATION: Final = 0x0112
 """EXIF tag."""
+BITS: Final = 0x0102
+PHOTOMETRIC: Final = 0x0106
+"""TIFF tag; 0: white is 0."""
 TRAITS = {
     "transparent": "transparency: it is read on a white background",
     "cmyk": "CMYK colours: converted to RGB without a colour profile",
@@ -278,7 +279,11 @@ def _from_0_to_255(image: Image.Image, mode: str) -> Image.Image:
         values = np.asarray(image).astype(np.float32)
         if isinstance(clear := image.info.get("transparency"), int):
             values = np.where(values == clear, np.float32(65535), values)
-        return Image.fromarray(values / np.float32(DEEP))
+        # Of a TIFF with more than 8 bits, Pillow returns the stored numbers.
+        tags: Mapping[int, Any] = getattr(image, "tag_v2", {})
+        white = 2 ** tags.get(BITS, (16,))[0] - 1
+        values = white - values if tags.get(PHOTOMETRIC) == 0 else values
+        return Image.fromarray(values / np.float32(white / 255))
     if image.mode[0] in "IF":
         raise ValueError(
             f"image mode {image.mode!r} is not supported (no defined black and white). Save it "

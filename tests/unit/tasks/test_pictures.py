@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,20 @@ def test_one_clear_value_of_a_16_bit_image_is_white(tmp_path: Path) -> None:
     Image.fromarray(values).save(tmp_path / "1.png", transparency=1000)
     expected = np.where(values == 1000, 65535, values) / 257
     np.testing.assert_allclose(read(tmp_path / "1.png"), of_pixels(expected), atol=1e-6)
+
+
+@pytest.mark.parametrize("compression", [None, "tiff_lzw"])
+@pytest.mark.parametrize(("tag", "was", "now"), [(262, 1, 0), (258, 16, 12)])
+def test_a_deep_tiff_says_what_is_white(
+    tag: int, was: int, now: int, compression: str | None, tmp_path: Path
+) -> None:
+    stored = np.full((8, 6), 0 if tag == 262 else 65535, np.uint16)
+    Image.fromarray(stored).save(tmp_path / "1.tif", compression=compression)
+    before, after = (struct.pack("<HHIH", tag, 3, 1, value) for value in (was, now))
+    written = (tmp_path / "1.tif").read_bytes()
+    assert written.count(before) == 1
+    (tmp_path / "1.tif").write_bytes(written.replace(before, after))
+    np.testing.assert_allclose(read(tmp_path / "1.tif"), 1, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["opaque", "colour", "8-bit grey", "palette", "16-bit grey"])
