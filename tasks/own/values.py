@@ -23,6 +23,8 @@ SHOWN = 20
 """Columns or forms that an error lists."""
 FEW, MANY = 1 << 12, 1 << 25
 """Fewest and most rows for which memory is reserved at the start."""
+EXACT = 2.0**53
+"""Smaller whole numbers are exact as floating-point numbers."""
 LONGEST = 24
 """Characters of a code that an error shows."""
 NUMBER = r"^[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?i:inf|infinity|nan(?:\(.*\))?))$"
@@ -55,6 +57,25 @@ def is_text(kind: Any) -> bool:
     return bool(
         pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     )
+
+
+def texts_of(part: Any) -> Any:
+    """Return a pyarrow array as texts; whole numbers as digits.
+
+    pyarrow writes 12345678901.0 as 1.2345678901e+10: not the text of the same key or code in a
+    column of whole numbers.
+    """
+    import pyarrow as pa
+    from pyarrow import compute
+
+    part = part.dictionary_decode() if pa.types.is_dictionary(part.type) else part
+    if not pa.types.is_floating(part.type):
+        return part.cast(pa.string())
+    numbers = part.cast(pa.float64())
+    is_small = compute.less(compute.abs(numbers), EXACT)
+    is_whole = compute.and_(is_small, compute.equal(numbers, compute.trunc(numbers)))
+    digits = compute.if_else(is_whole, numbers, None).cast(pa.int64()).cast(pa.string())
+    return compute.if_else(is_whole, digits, part.cast(pa.string()))
 
 
 class Growing:
@@ -124,9 +145,7 @@ class Codes:
 
     def add(self, part: Any) -> None:
         """Add rows; raise ``pyarrow.ArrowException`` if they are lists or similar."""
-        import pyarrow as pa
-
-        encoded = part.cast(pa.string()).dictionary_encode()
+        encoded = texts_of(part).dictionary_encode()
         numbers = [
             self._numbers.setdefault(text, len(self._numbers))
             for text in encoded.dictionary.to_pylist()
@@ -182,7 +201,7 @@ class Numbers:
         import pyarrow as pa
         from pyarrow import compute
 
-        texts, dialect = part.cast(pa.string()), self.dialect
+        texts, dialect = texts_of(part), self.dialect
         if not is_text(part.type):  # numbers of Parquet, written with a point
             dialect = replace(dialect, decimal=".", thousands="")
         if dialect.translates(self.column):

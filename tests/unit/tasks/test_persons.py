@@ -417,6 +417,17 @@ def test_persons_of_parts_that_are_given_apart_have_the_same_numbers(tmp_path: P
     assert persons is not None and len(np.intersect1d(*persons)) == 2
 
 
+def test_a_key_is_the_same_in_a_column_of_whole_numbers_and_of_floats(tmp_path: Path) -> None:
+    task, options = a_parquet_file(tmp_path)
+    table = parquet.read_table(options["data"])
+    ids = np.asarray(table["patient"]) + 12_345_678_900
+    for name, kind in (("t", np.int64), ("test", np.float64)):
+        own = table.set_column(0, "patient", pa.array(ids.astype(kind)))
+        parquet.write_table(own, tmp_path / f"{name}.parquet")
+    persons = task.load({**options, "test-data": str(tmp_path / "test.parquet")}).persons
+    assert persons is not None and len(np.intersect1d(*persons)) == len(KEYS)
+
+
 @pytest.mark.parametrize("wrong", [np.zeros(2, int), (np.zeros(3, int), np.zeros(1)), ((), ())])
 def test_a_task_of_ones_own_gives_a_number_per_sample(wrong: Any) -> None:
     x, y = np.zeros((3, 2), np.float32), np.zeros(3, np.int64)
