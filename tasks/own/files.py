@@ -191,22 +191,29 @@ class _Binary:
         self.about = self.opened.count_rows()
 
     def batches(self, block: int) -> Iterator[Sequence[Any]]:
-        """Yield the columns of some rows at a time, in the order of the file names."""
-        if self.place.is_dir():
-            self._refuse_parts_without_columns()
-        for batch in self.opened.to_batches(
-            columns=self.called, batch_size=ROWS, batch_readahead=2, use_threads=False
-        ):
-            yield batch.columns
+        """Yield the columns of some rows at a time, in the order of the file names.
 
-    def _refuse_parts_without_columns(self) -> None:
+        Each file is read with its own types: a column may have whole numbers in one of them, and
+        fractions, texts or nothing in the next.
+        """
+        import pyarrow as pa
         from pyarrow import dataset
 
-        for part in self.opened.get_fragments():
+        parts = self.opened.get_fragments() if self.place.is_dir() else [self.opened]
+        for part in parts:
+            own = part.physical_schema
             of_folders = dataset.get_partition_keys(part.partition_expression)
-            names = {*part.physical_schema.names, *of_folders}
-            if lacking := [name for name in self.called if name not in names]:
+            if lacking := [name for name in self.called if name not in {*own.names, *of_folders}]:
                 raise TaskError(f"{part.path!r} has no column {lacking[0]!r}.")
+            types = [
+                (self.opened.schema if name in of_folders else own).field(name)
+                for name in self.called
+            ]
+            for batch in part.to_batches(
+                schema=pa.schema(types), columns=self.called, batch_size=ROWS, batch_readahead=2,
+                use_threads=False,
+            ):  # fmt: skip
+                yield batch.columns
 
     def finish(self, found: Contents) -> None:
         """Note which files of a folder were left out."""

@@ -432,6 +432,21 @@ def test_folders_of_parquet_and_feather_files_are_read_as_one_table(tmp_path: Pa
         task.load({"data": str(folder)})
 
 
+@pytest.mark.parametrize("ages", [pa.array([20, 21]), pa.nulls(2), pa.array([True, False])])
+def test_each_file_of_a_folder_has_its_own_types(ages: Any, tmp_path: Path) -> None:
+    task, folder = declared(tmp_path, TASK), tmp_path / "parts"
+    folder.mkdir()
+    fractions = columns(ROWS).set_column(1, "age", pa.array([i / 2 for i in range(40)]))
+    parquet.write_table(fractions, folder / "b.parquet")
+    parquet.write_table(columns(ROWS[:2]).set_column(1, "age", ages), folder / "a.parquet")
+    task.load({"data": str(folder)})
+    own = {"data": str(folder)}
+    found = np.concatenate([part(own)[0].values for part in (task.columns, task.test_columns)])
+    expected = [*map(float, ages.cast(pa.float64()).to_pylist() if ages.null_count == 0 else []),
+                *(i / 2 for i in range(40))]  # fmt: skip
+    np.testing.assert_array_equal(np.sort(found)[: len(expected)], sorted(expected))
+
+
 def test_a_long_reading_says_how_far_it_is(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
