@@ -90,7 +90,7 @@ class Dialect:
 
     def meant(self, column: str, text: str | None) -> str | None:
         """Return the meaning of a text in a declared column; None: missing."""
-        if text is None or text == "":
+        if text is None or not text.strip():
             return None
         code = self.code(text)
         if any(code in self.missing.get(name, ()) for name in (EVERY, column)):
