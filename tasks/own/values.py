@@ -228,6 +228,7 @@ class Numbers:
         from pyarrow import compute
 
         counts = Counter(texts)
+        first_at = dict(zip(reversed(texts), reversed(rows.tolist()), strict=True))
         how = {text: self._without_marks(text) for text in counts}
         plain = numerals(pa.array([number for number, _ in how.values()]), self.dialect)
         good = compute.match_substring_regex(plain, NUMBER).to_pylist()
@@ -238,7 +239,7 @@ class Numbers:
             self.done_to.update(dict.fromkeys(done, counts[text]) if is_number else {})
             meant[text] = np.nan if not is_number or LIMITS["missing"] in done else value
             if not is_number:
-                row = self._values.count + int(rows[texts.index(text)]) + 1
+                row = self._values.count + first_at[text] + 1
                 self.odd.setdefault(_form(text), Form(text, row)).count += counts[text]
         return np.array([meant[text] for text in texts])
 

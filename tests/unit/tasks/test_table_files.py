@@ -16,6 +16,8 @@ from pyarrow import feather, parquet
 from coterie.client.home.folder import create
 from coterie.tasks import TaskError
 from coterie.tasks.own import files
+from coterie.tasks.own.dialect import Dialect
+from coterie.tasks.own.values import Numbers
 from tests.conftest import silo
 from tests.tables import declaration
 from tests.unit.tasks.test_declared import declared
@@ -335,6 +337,23 @@ def test_of_very_many_odd_forms_some_are_listed(tmp_path: Path) -> None:
     ages = {i: f"{chr(97 + i % 26) * (1 + i // 26)}" for i in range(40)}
     with pytest.raises(TaskError, match=r"and 20 more forms, which are not numbers"):
         load(tmp_path, text(with_notes({}, ages=ages)))
+
+
+def test_many_odd_values_are_not_compared_with_each_other() -> None:
+    compared = 0
+
+    class Text(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    numbers = Numbers("age", Dialect(), 0)
+    numbers._odd([Text(f"2020-01-{i}") for i in range(500)], np.arange(500))
+    assert [form.row for form in numbers.odd.values()] == list(range(1, 501))
+    assert compared < 5_000
 
 
 @pytest.mark.parametrize(
