@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -119,13 +119,21 @@ class Dialect:
         """Return the format of the file without the meanings of its columns and codes."""
         return replace(self, columns={}, codes={}, missing={}, censored={}, marks={}, passed=())
 
-    def place(self, text: str, declared: Sequence[str]) -> int | None:
-        """Return which of the declared values a text is, or None."""
-        named = in_nfc(text)
-        if named in declared:
-            return declared.index(named)
-        same = [i for i, value in enumerate(declared) if self.code(value) == self.code(text)]
-        return same[0] if len(same) == 1 else None
+    def placing(self, declared: Sequence[str]) -> Callable[[str], int | None]:
+        """Return a function that returns which of the declared values a text is, or None."""
+        exact: dict[str, int] = {}
+        alike: dict[str, list[int]] = {}
+        for i, value in enumerate(declared):
+            exact.setdefault(value, i)
+            alike.setdefault(self.code(value), []).append(i)
+
+        def place(text: str) -> int | None:
+            if (named := exact.get(in_nfc(text))) is not None:
+                return named
+            same = alike.get(self.code(text), ())
+            return same[0] if len(same) == 1 else None
+
+        return place
 
     def named(self, column: str) -> str:
         """Return a declared column's name for display."""
@@ -185,7 +193,8 @@ def read_dialect(
             )
     for column, means in codes.items():
         allowed = declared[column]
-        wrong = [m for m in means.values() if allowed and plain.place(m, allowed) is None]
+        place = plain.placing(allowed)
+        wrong = [m for m in means.values() if allowed and place(m) is None]
         if wrong:
             raise TaskError(
                 f"option codes gives {wrong[0]!r} for column {column!r}, which is not declared. "

@@ -107,7 +107,7 @@ def by_class(
 
 def _class_of(name: str, classes: Sequence[str], own: Dialect, walk: Walk) -> int | None:
     means = own.meant(CLASS, name) or name
-    if (exact := own.place(means, classes)) is not None:
+    if (exact := own.placing(classes)(means)) is not None:
         return exact
     folded = [i for i, known in enumerate(classes) if known.casefold() == in_nfc(means).casefold()]
     if len(folded) != 1:

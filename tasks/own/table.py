@@ -327,7 +327,7 @@ class Table(DeclaredTask):
         found = table.codes[column]
         if (missing := found.at < 0).any():
             raise _no_target(column, missing, place, written)
-        places = found.places(lambda text: written.place(text, self.classes))
+        places = found.places(written.placing(self.classes))
         if (other := places < 0).any():
             raise TaskError(
                 f"target column {written.named(column)} of {str(place)!r} has values that are "
@@ -414,7 +414,7 @@ class Table(DeclaredTask):
     ) -> NDArray[np.int64]:
         """Return (n,) the declared category of each row; -1: none."""
         values, found = self.declaration.categorical[column], table.codes[column]
-        places = found.places(lambda text: written.place(text, values))
+        places = found.places(written.placing(values))
         if missing := int((found.at < 0).sum()):
             self._notes.append(f"{column}: {missing} missing in {place.name}, in no category")
         present, odd = len(places) - missing, (places < 0) & (found.at >= 0)

@@ -187,6 +187,22 @@ def test_what_counts_as_one_code(text: str, decimal: str, code: str) -> None:
     assert Dialect(decimal=decimal).code(text) == code
 
 
+def test_many_values_are_not_compared_with_every_declared_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compared, code = list[str](), Dialect.code
+
+    def counted(own: Dialect, text: str) -> str:
+        compared.append(text)
+        return code(own, text)
+
+    monkeypatch.setattr(Dialect, "code", counted)
+    declaration = HEART.replace('["1", "4"]', str([str(i) for i in range(200)]))
+    rows = [(*row[:3], f"{i} ", row[4]) for i, row in enumerate(PLAIN * 5)]
+    load(declared(tmp_path, declaration), table(tmp_path, plain(rows)))
+    assert len(compared) < 1_000
+
+
 def test_codes_are_exact_before_they_are_numbers(tmp_path: Path) -> None:
     text = HEART.replace('["1", "4"]', '["4.0", "4"]')
     rows = [(*row[:3], "4.0" if i % 2 else "4", row[4]) for i, row in enumerate(PLAIN)]
