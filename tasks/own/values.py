@@ -28,6 +28,8 @@ EXACT = 2.0**53
 LONGEST = 24
 """Characters of a code that an error shows."""
 NUMBER = r"^[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?i:inf|infinity|nan(?:\(.*\))?))$"
+MINUS_BEHIND = ("-", MINUS, ")")
+"""Behind a number below 0, in accounting and in exports of SAP: 5- or (5)."""
 LIMIT = re.compile(r"^(<=|>=|[<>≤≥])\s*")
 DATE = re.compile(
     r"^(?:\d{4}([-/.])(?:\d{1,2}|[A-Za-z]{3,9})\1\d{1,2}"
@@ -284,13 +286,16 @@ class Numbers:
 
     def _advice(self, forms: list[Form]) -> list[str]:
         """Return advice for these forms, one sentence per setting."""
-        marks, limits, rest, dates = [], [], [], False
+        marks, limits, rest, dates, negative = [], [], [], False, ""
         for form in forms:
             if DATE.match(form.example):
                 dates = True
                 continue
             before, number, behind = _split(form.example)
             behind, limit = behind.strip(), LIMIT.match(before)
+            if number and behind in MINUS_BEHIND:
+                negative = form.example
+                continue
             if limit and number:
                 limits.append(form.example)
             if number and (mark := (before[limit.end() :] if limit else before).strip()):
@@ -307,6 +312,8 @@ class Numbers:
                 "These look like dates: write numbers instead, such as days since a day that all "
                 "silos agree on."
             )
+        if negative:
+            said.append(f"If {shown(negative)} is below 0, write the minus in front of the number.")
         if limits:
             said.append(
                 f'Set the silo\'s option censored = "limit" to read {shown(limits[0])} as its '

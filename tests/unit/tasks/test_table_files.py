@@ -333,6 +333,13 @@ def test_no_mark_with_digits_is_ignored(tmp_path: Path) -> None:
     assert "ignore-marks" not in str(error.value)
 
 
+@pytest.mark.parametrize("written", ["5-", "(5)", "5.5 \u2212"])
+def test_a_minus_behind_a_number_is_not_advised_to_be_ignored(written: str, tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="write the minus in front of the number") as error:
+        load(tmp_path, text(with_notes({}, ages={1: written})))
+    assert "ignore-marks" not in str(error.value)
+
+
 def test_of_very_many_odd_forms_some_are_listed(tmp_path: Path) -> None:
     ages = {i: f"{chr(97 + i % 26) * (1 + i // 26)}" for i in range(40)}
     with pytest.raises(TaskError, match=r"and 20 more forms, which are not numbers"):
