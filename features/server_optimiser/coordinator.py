@@ -71,8 +71,7 @@ class ServerOptimisation(Stage):
         for mean, names in _shared(algorithm.models(state)):
             trained = [name for name in names if name in mine.starts]
             if trained and not same_model(mean, mine.starts[trained[0]]):
-                before = mine.moments.get(trained[0], Moments())
-                own = self._step(mine.starts[trained[0]], mean, before, buffers)
+                own = self._step(mine.starts[trained[0]], mean, _latest(names, mine), buffers)
                 made |= dict.fromkeys(names, own)
         moments = {**mine.moments, **{name: own.moments for name, own in made.items()}}
         new: dict[int, tuple[Model, Arrays]] = {
@@ -110,6 +109,12 @@ def _shared(held: Mapping[str, Model]) -> Iterable[tuple[Arrays, list[str]]]:
     for name in sorted(held):
         found.setdefault(id(held[name]), (held[name], []))[1].append(name)
     return [(model, own) for model, own in found.values() if len(own) > 1 and is_seen(model)]
+
+
+def _latest(names: Sequence[str], mine: Memory) -> Moments:
+    """Return a group's moments: those after most steps, as one who joined or returned has fewer."""
+    own = (mine.moments[name] for name in names if name in mine.moments)
+    return max(own, key=lambda moments: moments.steps, default=Moments())
 
 
 def _shares(names: Sequence[str], sizes: Mapping[str, float]) -> dict[str, float]:

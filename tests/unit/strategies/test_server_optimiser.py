@@ -12,7 +12,7 @@ from flwr.serverapp import strategy as flower
 
 from coterie.features.server_optimiser.coordinator import Memory, ServerOptimisation, mean_moments
 from coterie.features.server_optimiser.keys import ServerOptimiser
-from coterie.features.server_optimiser.steps import step
+from coterie.features.server_optimiser.steps import Moments, step
 from coterie.server.runs.config import RunConfig
 from coterie.strategies import HCCT, FedAvg, FederationError, FedGroup, Influence
 from coterie.strategies.rounds.members import Members, Plain
@@ -121,6 +121,16 @@ def test_moments_follow_the_silos_into_new_groups() -> None:
     )
     np.testing.assert_allclose(after["w"], 5.0 + 1.0 + 0.5 * 2.2, rtol=1e-6)
     assert after["n"] == 3
+
+
+@pytest.mark.parametrize("known", [{}, {"a": Moments(1, {"w": np.full(3, 9.0)}, {})}])
+def test_a_group_keeps_its_moments_when_a_silo_joins_or_returns(known: dict[str, Any]) -> None:
+    """Also if that silo is the first by name."""
+    stage = ServerOptimisation(ServerOptimiser(name="fedavgm", lr=1.0, momentum=0.5))
+    group = Moments(2, {"w": np.full(3, 4.0)}, {})
+    mine = Memory({**known, "b": group, "c": group}, dict.fromkeys("abc", model(0.0)))
+    done = moved(stage, mine, dict.fromkeys("abc", model(1.0)), FedAvg().algorithm, a=1, b=1, c=1)
+    np.testing.assert_allclose(done.state.members.models["a"]["w"], 1.0 + 0.5 * 4.0)
 
 
 def test_a_new_group_starts_from_the_mean_of_what_its_members_stepped_to() -> None:
