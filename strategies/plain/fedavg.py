@@ -24,7 +24,7 @@ from coterie.strategies.rounds.algorithm import (
 )
 from coterie.strategies.rounds.handles import Model
 from coterie.strategies.rounds.members import Plain, global_model, together
-from coterie.strategies.rounds.minimum_sizes import average_groups
+from coterie.strategies.rounds.minimum_sizes import accepted, average_groups
 from coterie.strategies.rounds.options import Sample, Seed
 from coterie.strategies.rounds.sampling import drawn_silos
 
@@ -51,6 +51,7 @@ class Independent(Algorithm[Plain]):
 class OneModel(Algorithm[State]):
     """The base of algorithms with one global model, which all silos train."""
 
+    hands_on = True
     kind: ClassVar[str] = wire.TRAIN
     """Message type of the training."""
 
@@ -80,4 +81,5 @@ class FedAvg(OneModel[Plain]):
 
     def absorb(self, state: Plain, updates: Updates, now: Round) -> Plain:
         """Give the mean to all connected silos; without any answer the model stays."""
-        return Plain(average_groups(state.members, updates))
+        kept = accepted(updates, state.members.here)
+        return Plain(average_groups(state.members, kept))

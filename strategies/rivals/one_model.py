@@ -89,10 +89,10 @@ class FedFA(OneModel[FedFAState]):
         return replace(state, accuracy={**state.accuracy, **valid})
 
     def absorb(self, state: FedFAState, updates: Updates, now: Round) -> FedFAState:
-        if not updates:
+        if not (kept := accepted(updates)):
             return state
-        weights = information([state.accuracy.get(u.silo.name) for u in updates])
-        model = weighted_mean([u.model for u in updates], weights)
+        weights = information([state.accuracy.get(u.silo.name) for u in kept])
+        model = weighted_mean([u.model for u in kept], weights)
         return replace(state, members=hand_out(state.members, model))
 
     def details(self, state: FedFAState) -> Mapping[str, Any]:
@@ -261,7 +261,7 @@ class APFL(OneModel[Plain]):
 
     def absorb(self, state: Plain, updates: Updates, now: Round) -> Plain:
         require_understood(updates, wire.TRAIN_APFL, now.number)
-        return Plain(average_groups(state.members, updates))
+        return Plain(average_groups(state.members, accepted(updates)))
 
 
 def require_understood(updates: Updates, kind: str, number: int) -> None:

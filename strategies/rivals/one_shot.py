@@ -57,7 +57,6 @@ from coterie.strategies.rounds.options import (
     Seed,
     TimesOrNone,
 )
-from coterie.strategies.rounds.reports import Group
 
 log = logging.getLogger("coterie.run")
 
@@ -85,6 +84,7 @@ class _FormedOnce(Algorithm[OneShot]):
     """The common part of both: all but when and how the groups are formed."""
 
     remembers = OneShot
+    hands_on = True
     models_in = ("group_models",)
 
     def insecure(self) -> str:
@@ -134,12 +134,8 @@ class _FormedOnce(Algorithm[OneShot]):
             return _trained(state, updates)
         groups = self.clusters(updates, now) if updates else None
         if groups is None:
-            return replace(state, members=average_groups(state.members, updates))
+            return replace(state, members=average_groups(state.members, accepted(updates)))
         return _formed(replace(state, formed=now.number), updates, groups)
-
-    def sharing(self, state: OneShot) -> Sequence[Group]:
-        """Return the groups, including single silos: newcomers get the group's model."""
-        return self.groups(state) if state.origin is not None else super().sharing(state)
 
     def details(self, state: OneShot) -> Mapping[str, Any]:
         count = len(state.group_models)

@@ -16,7 +16,20 @@ from hypothesis import strategies as st
 
 from coterie.engine.inprocess import InProcessGrid
 from coterie.features.smallest_groups.coordinator import SmallestGroups
-from coterie.strategies import CFL, FLHC, FLSC, IFCA, FedAvg, FedGroup, FeSEM, KMeans
+from coterie.strategies import (
+    APFL,
+    CFL,
+    FLHC,
+    FLSC,
+    IFCA,
+    FedAvg,
+    FedEnsemble,
+    FedFA,
+    FedGroup,
+    FedNova,
+    FeSEM,
+    KMeans,
+)
 from coterie.strategies.rounds.algorithm import Round, Update
 from coterie.strategies.rounds.members import Members, Plain, mean_of_all
 from coterie.strategies.rounds.minimum_sizes import accepted, form, withdraw
@@ -164,16 +177,20 @@ def test_the_record_says_that_a_silo_alone_in_its_group_trains_for_nothing(
         assert_equal_models(arrays_of(result.models["c"]), initial)
 
 
-def test_fedgroup_says_it_of_a_silo_whose_group_has_left() -> None:
+GROUPED_BY_ONE = (partial(FedGroup, num_groups=1), FedAvg, FedFA, FedNova, APFL, FedEnsemble)
+
+
+@pytest.mark.parametrize("make", [*GROUPED_BY_ONE, partial(FLHC, rounds_before=9)])
+def test_a_silo_whose_group_has_left_changes_no_model_that_others_may_get(make: Any) -> None:
     class Fewer(Strict):
         def present(self, grid: Any, *, number: int) -> list[Silo]:
             here = super().present(grid, number=number)
             return here if number == 1 else here[2:]
 
     grid = InProcessGrid(plain_app(), plain_nodes(0, 0, 0))
-    strategy = FedGroup(num_groups=1, roster=Fewer())
-    result = strategy.start(grid, plain_initial(), num_rounds=3, timeout=1)
+    result = make(roster=Fewer()).start(grid, plain_initial(), num_rounds=3, timeout=1)
     assert [list(report.left_out) for report in result.rounds] == [[], ["c"], ["c"], []]
+    assert_equal_models(arrays_of(result.models["c"]), arrays_of(result.models["a"]))
 
 
 def test_with_flsc_an_update_counts_where_enough_chose_one_of_its_models() -> None:
