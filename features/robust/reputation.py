@@ -52,13 +52,18 @@ class Reputation:
         )
 
     def diverged(self, models: Mapping[str, Model], number: int) -> Reputation:
-        """Set apart silos whose training ended in NaN, with the models that they started from."""
+        """Set apart silos whose training ended in NaN, with the models that they started from.
+
+        Who is in quarantine for longer stays there.
+        """
         why = (
             f"its training of round {number} diverged: it trains alone until its training gives "
             "finite numbers"
         )
-        out = {name: Quarantined(model, number, number + 2, why) for name, model in models.items()}
-        return replace(self, apart={**self.apart, **out})
+        until = number + 2
+        kept = {name: own for name, own in self.apart.items() if own.until > until}
+        out = {name: Quarantined(model, number, until, why) for name, model in models.items()}
+        return replace(self, apart={**self.apart, **out, **kept})
 
     def trained_alone(self, updates: Updates) -> Reputation:
         """Store the new own models of quarantined silos."""

@@ -86,8 +86,9 @@ class Came:
 
     @property
     def diverged(self) -> dict[str, Model]:
-        """Silo → the model from which its training ended in NaN or infinity."""
-        return {o.silo.name: o.model for o, why in self.checked.failed if why.diverged}
+        """Silo → the model from which the round's own training ended in NaN or infinity."""
+        failed = self.checked.failed
+        return {o.silo.name: o.model for o, why in failed if why.diverged and not o.purpose}
 
     @property
     def trained(self) -> list[Update]:

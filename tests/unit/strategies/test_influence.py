@@ -16,7 +16,8 @@ from coterie import wire
 from coterie.engine.inprocess import InProcessGrid
 from coterie.features.robust import bounds
 from coterie.features.robust.bounds import bound, update_norm
-from coterie.features.robust.reputation import Reputation
+from coterie.features.robust.coordinator import Robust
+from coterie.features.robust.reputation import Quarantined, Reputation
 from coterie.server.runs.codec import decode, encode
 from coterie.server.runs.config import RunConfig
 from coterie.strategies import (
@@ -28,12 +29,14 @@ from coterie.strategies import (
     PFedGraph,
     RunResult,
 )
-from coterie.strategies.rounds.algorithm import Update
+from coterie.strategies.rounds.algorithm import Order, Round, Update
 from coterie.strategies.rounds.checkpoint import Checkpoint
-from coterie.strategies.rounds.members import capped
+from coterie.strategies.rounds.members import Members, Plain, capped
 from coterie.strategies.rounds.minimum_sizes import average
 from coterie.strategies.rounds.models import weighted_mean
+from coterie.strategies.rounds.replies import Checked, ReplyError
 from coterie.strategies.rounds.roster import Silo
+from coterie.strategies.rounds.stage import Came, Room, Scene
 from tests.conftest import (
     Fault,
     arrays_of,
@@ -144,6 +147,33 @@ def test_a_silo_that_points_away_is_moved_out_told_so_and_comes_back_on_probatio
     assert set(result.models) == {*together, "silo-7"}
     assert "silo-7" in result.rounds[5].silos, "it trains on, alone"
     assert reasons[4] == result.rounds[2].left_out["silo-7"], "with the reason"
+
+
+@pytest.mark.parametrize(
+    ("purposes", "known", "model", "until"),
+    [
+        (["race-0"], {}, None, 0),  # its own training counts
+        (["", "race-0"], {}, 0.0, 5),
+        (["", "race-0"], {"a": Quarantined({"w": np.ones(2)}, 2, 9, "away")}, 1.0, 9),
+    ],
+)
+def test_a_silo_whose_own_training_diverges_goes_on_alone(
+    purposes: list[str], known: dict[str, Quarantined], model: float | None, until: int
+) -> None:
+    """Not with a model that it trains beside its own, and not for less than its quarantine."""
+    silo, algorithm = Silo("a", 1), FedAvg().algorithm
+    starts = {purpose: {"w": np.full(2, 9.0 * bool(purpose))} for purpose in ("", "race-0")}
+    orders = [Order(silo, start, purpose) for purpose, start in starts.items()]
+    failed = [(o, ReplyError("NaN", diverged=True)) for o in orders if o.purpose in purposes]
+    updates = [Update(silo, o.model, o.model, 9, {}) for o in orders if o.purpose not in purposes]
+    state, now = Plain(Members({})), Round(3, (silo,))
+    scene = Scene(now, Room(3, now.silos, algorithm, state), algorithm, state, training=True)
+    came = Came(orders, Checked(updates, failed), state, updates, {}, {})
+    mine, came = Robust(Influence()).incoming(Reputation(apart=known), scene, came)
+    assert {n: own["w"][0] for n, own in came.apart.items()} == (
+        {} if model is None else {"a": model}
+    )
+    assert [own.until for own in mine.apart.values()] == [until] * (model is not None)
 
 
 def test_what_is_remembered_survives_a_checkpoint() -> None:
