@@ -9,17 +9,19 @@ exceeds its allowance gets an error as its reply at once: it is left out, and th
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import islice
+from math import isfinite
 from threading import Lock
 from typing import Any, NamedTuple
 
 import grpc
 from flwr.app import Error
 from flwr.common.constant import Status
-from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.server.superlink.linkstate import LinkStateFactory
@@ -36,6 +38,8 @@ from coterie.engine.flower import (
     message_to_proto,
     set_message_id,
 )
+
+log = logging.getLogger("flwr")
 
 TIMES = 8
 """Multiple of the received bytes and objects that a silo may send. A reply to a model has about as
@@ -222,6 +226,9 @@ class Limited(FleetServicer):
         """
         about, node = request.messages_list[0].metadata, request.node.node_id
         run, asked, own = about.run_id, about.reply_to_message_id, about.message_id
+        if not self._is_of_its_run(about):
+            log.error("a reply of node %s was dropped: it answers no message of its run", node)
+            return PushMessagesResponse()
         last = self.allowances.last(run, node)
         if last is not None and last.asked == asked and last.reply != own:
             state: Any = self.state_factory.state()
@@ -229,6 +236,17 @@ class Limited(FleetServicer):
         answer = super().PushMessages(request, context)
         self.allowances.announced(run, node, _Announced(asked, own, answer.session_id))
         return answer
+
+    def _is_of_its_run(self, about: Any) -> bool:
+        """Return whether a reply answers a message of the run that it names, if that goes on.
+
+        With a database, Flower fails on another one, or a time that is not finite, only when the
+        run's process asks for it, and deletes the replies of other silos that it asked for as well.
+        """
+        state, run = self.state_factory.state(), about.run_id
+        known = about.reply_to_message_id in state.get_message_ids_from_run_id(run)
+        sound = known and isfinite(about.created_at + about.ttl)
+        return sound or bool(check_abort(run, NOT_RUNNING, state))  # then Flower says why
 
     def PushObject(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Store an object as Flower does, or a part of a content, within the silo's limits."""

@@ -27,7 +27,7 @@ from coterie.engine.fast.superlink.commands import replace_in
 from coterie.engine.fast.superlink.quota import TIMES, Quotas
 from coterie.engine.flower import set_message_id, set_run, set_sender
 from coterie.engine.port import NotPassedError
-from tests.unit.server.superlinks import Served, Signature, serving, silo_of
+from tests.unit.server.superlinks import Served, Signature, begun, serving, silo_of
 
 RUN, SILO = 7, 3
 
@@ -206,6 +206,26 @@ def test_a_reply_that_is_whole_stays(superlink: SuperLink) -> None:
     superlink.reply(message, 0, why="another")
     assert superlink.got(asked).metadata.message_id == first
     assert superlink.state.get_object(superlink.run, first)
+
+
+@pytest.mark.parametrize("what", ["another run", "no time"])
+def test_a_reply_on_which_flower_would_fail_later_is_dropped(tmp_path: Path, what: str) -> None:
+    """With those that other silos sent meanwhile."""
+    sign = Signature()
+    with serving(tmp_path, str(tmp_path / "state.db")) as made, silo_of(made, sign) as fleet:
+        superlink = SuperLink(made, fleet, made.enrolled(sign), sign)
+        asked = superlink.ask(10)
+        message, right = superlink.receive(), superlink.run
+        if what == "another run":
+            set_run(message, begun(made.state)[0])
+        else:
+            message.metadata.ttl = float("nan")
+        superlink.reply(message, 10)
+        assert made.state.get_message_res({asked}) == []
+        set_run(message, right)
+        message.metadata.ttl = 1000.0
+        superlink.reply(message, 10)
+        assert superlink.got(asked).has_content()
 
 
 def test_one_reply_at_a_time(superlink: SuperLink) -> None:

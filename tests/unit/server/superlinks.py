@@ -112,12 +112,18 @@ def serving(
         lifespan.startup()
         folders.callback(lifespan.shutdown)
         state: Any = lifespan.state_factory.state()
-        run = state.create_run("", "", "", {}, "@none/default", None, "me", "flwr-serverapp")
-        (task,) = (one.primary_task_id for one in state.get_run_info(run_ids=[run]))
-        token = state.claim_task(task)
-        assert token and state.activate_task(task)
-        state.acknowledge_task_heartbeat(task)
+        run, token = begun(state)
         yield Served(lifespan, state, lifespan.objectstore_factory.store(), run, token)
+
+
+def begun(state: Any) -> tuple[int, str]:
+    """A run that goes on, and the token of its ServerApp."""
+    run = state.create_run("", "", "", {}, "@none/default", None, "me", "flwr-serverapp")
+    (task,) = (one.primary_task_id for one in state.get_run_info(run_ids=[run]))
+    token = state.claim_task(task)
+    assert token and state.activate_task(task)
+    state.acknowledge_task_heartbeat(task)
+    return run, token
 
 
 @contextmanager
