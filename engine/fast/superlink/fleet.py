@@ -14,7 +14,7 @@ from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import (
 from flwr.server.superlink.linkstate import LinkStateFactory
 
 from coterie.engine.fast.superlink.carrying import Carrying, Exchange
-from coterie.engine.fast.superlink.quota import Limited
+from coterie.engine.fast.superlink.quota import ANNOUNCED_BYTES, Limited, refused
 from coterie.engine.fast.superlink.stores import Stores
 
 
@@ -29,6 +29,13 @@ class Fleet(Carrying, Limited):
 
     def state_now(self) -> Any:
         return self.state_factory.state()
+
+    def PushMessages(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Announce a reply; one whose header contains what belongs into objects is not read."""
+        ids = sum(tree.ByteSize() for tree in request.message_object_trees)
+        if request.ByteSize() - ids > ANNOUNCED_BYTES:
+            raise refused(f"the header of a reply has at most {ANNOUNCED_BYTES:,} bytes.")
+        return super().PushMessages(request, context)
 
     def PullMessages(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Hand out a message; a silo that finds none may wait for the next."""

@@ -54,6 +54,9 @@ REMEMBERED = 100_000
 CALL_BYTES = wire.MAX_OBJECT_BYTES + 2**20
 """Size limit of a call of a silo or an operator. gRPC rejects more before it is in memory; Flower
 accepts 2 GB from anybody."""
+ANNOUNCED_BYTES = 2**19
+"""Most bytes of a call that announces a reply, besides the ids of its objects: a header without
+content, and a small bundle. A million values take a minute to read."""
 HEARTBEAT_S = 60.0
 """Longest announced time to a silo's next heartbeat; it counts as present for twice as long.
 coterie's silos use 10 s, Flower's 30 s; Flower itself accepts half an hour."""
@@ -194,7 +197,7 @@ class Limited(FleetServicer):
     def PushMessages(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Store a reply as Flower does, or an error in its place if the silo has sent too much."""
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
-            raise _refused("one reply at a time.")
+            raise refused("one reply at a time.")
         run, node = request.messages_list[0].metadata.run_id, request.node.node_id
         why = self.allowances.sends(
             run, node, 0, num_objects=_num_objects(request.message_object_trees[0])
@@ -254,7 +257,7 @@ class Limited(FleetServicer):
         is_new = isinstance(request, Part) and request.at == 0
         why = self.allowances.sends(run, node, len(request.object_content), num_objects=is_new)
         if why:  # the silo then sends an error, in whose place the one above is stored
-            raise _refused(why)
+            raise refused(why)
         state = self.state_factory.state()
         if not isinstance(request, Part) or check_abort(run, NOT_RUNNING, state):
             return super().PushObject(request, context)  # which says why not
@@ -268,7 +271,7 @@ def _require_frequent(heartbeat_s: float) -> None:
         raise FlowerError(ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL, why)
 
 
-def _refused(why: str) -> FlowerError:
+def refused(why: str) -> FlowerError:
     """Return the error of a call that is refused."""
     return FlowerError(ApiErrorCode.FLEET_RUN_STATUS_NOT_ALLOWED, why, public_details=why)
 

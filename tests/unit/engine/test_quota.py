@@ -20,7 +20,7 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable import inflatable_object
 
 from coterie import wire
-from coterie.engine.fast import objects
+from coterie.engine.fast import inline_objects, objects
 from coterie.engine.fast.silo.lost import Way, meaning_of
 from coterie.engine.fast.superlink import quota
 from coterie.engine.fast.superlink.commands import replace_in
@@ -226,6 +226,22 @@ def test_a_reply_on_which_flower_would_fail_later_is_dropped(tmp_path: Path, wha
         message.metadata.ttl = 1000.0
         superlink.reply(message, 10)
         assert superlink.got(asked).has_content()
+
+
+@pytest.mark.parametrize("place", ["group", "content", "beside"])
+def test_a_header_that_takes_long_to_read_is_refused_unread(
+    superlink: SuperLink, place: str
+) -> None:
+    request = fleet_pb2.PushMessagesRequest(node=superlink.node)
+    header = request.messages_list.add()
+    if place == "group":
+        header.metadata.group_id = "1" * quota.ANNOUNCED_BYTES
+    elif place == "content":
+        header.content.items.add().metric_record.items.add().key = "1" * quota.ANNOUNCED_BYTES
+    else:
+        inline_objects.attach(request, [b"1"] * (quota.ANNOUNCED_BYTES // 5))
+    with pytest.raises(grpc.RpcError, match="at most 524,288 bytes"):
+        superlink.fleet.PushMessages(request)
 
 
 def test_one_reply_at_a_time(superlink: SuperLink) -> None:
