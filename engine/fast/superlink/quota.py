@@ -25,8 +25,10 @@ from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.server.superlink.utils import check_abort
 from flwr.supercore.error import ApiErrorCode, FlowerError
+from flwr.supercore.utils import int64_to_uint64
 
 from coterie import wire
 from coterie.engine.fast.channel import Part
@@ -247,8 +249,8 @@ class Limited(FleetServicer):
         run's process asks for it, and deletes the replies of other silos that it asked for as well.
         """
         state, run = self.state_factory.state(), about.run_id
-        known = about.reply_to_message_id in state.get_message_ids_from_run_id(run)
-        sound = known and isfinite(about.created_at + about.ttl)
+        is_of_it = _run_of(state, about.reply_to_message_id) == run
+        sound = is_of_it and isfinite(about.created_at + about.ttl)
         return sound or bool(check_abort(run, NOT_RUNNING, state))  # then Flower says why
 
     def PushObject(self, request: Any, context: grpc.ServicerContext) -> Any:
@@ -269,6 +271,15 @@ def _require_frequent(heartbeat_s: float) -> None:
     if heartbeat_s > HEARTBEAT_S:
         why = f"a heartbeat every {heartbeat_s:g} s; at most {HEARTBEAT_S:g} s are allowed."
         raise FlowerError(ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL, why)
+
+
+def _run_of(state: Any, message_id: str) -> int | None:
+    """Return the run of a message to a silo; None if Flower does not have the message."""
+    if isinstance(state, SqlLinkState):
+        asked = state.get_valid_message_ins(message_id)
+        return None if asked is None else int64_to_uint64(asked["run_id"])
+    kept = state.message_ins_store.get(message_id)
+    return None if kept is None else kept.metadata.run_id
 
 
 def refused(why: str) -> FlowerError:
