@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from flwr.proto.message_pb2 import PullObjectResponse
+from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
@@ -25,7 +25,7 @@ from coterie.engine.fast import bundles
 from coterie.engine.fast.channel import PART_BYTES, Part
 from coterie.engine.fast.superlink import blob_store
 from coterie.engine.fast.superlink.uploads import Uploads
-from coterie.engine.flower import inflatable_utils
+from coterie.engine.flower import inflatable_object, inflatable_utils
 
 FILED = b"filed"
 """Stored in place of a content that is in a file. No object of Flower's has this content."""
@@ -143,6 +143,32 @@ class SqlStore(Filed, SqlObjectStore):
             {"size": len(FILED), "filed": FILED},
         )
         return {str(row["object_id"]) for row in found}
+
+    def preregister(self, run_id: int, object_tree: ObjectTree) -> list[str]:
+        """Announce objects as in Flower; what was announced as parts of a content is forgotten.
+
+        A content has none. Flower would refuse every message that names it with others: the reply
+        of another silo that sends the same model, or the model that the run sends next.
+        """
+        nodes = inflatable_object.iterate_object_tree(object_tree)
+        leaves = [node.object_id for node in nodes if not node.children]
+        with self._mutation_session():
+            for name in leaves:
+                self._forget_parts(name)
+            return super().preregister(run_id, object_tree)
+
+    def _forget_parts(self, object_id: str) -> None:
+        found = self.query(
+            "SELECT child_id FROM object_children JOIN objects ON object_id = parent_id "
+            "WHERE parent_id = :name AND (is_available = 0 OR length(content) = :size)",
+            {"name": object_id, "size": len(FILED)},
+        )
+        if found:
+            self.query(
+                "UPDATE objects SET ref_count = ref_count - 1 WHERE object_id = :part",
+                [{"part": row["child_id"]} for row in found],
+            )
+            self.query("DELETE FROM object_children WHERE parent_id = :name", {"name": object_id})
 
     def put(self, object_id: str, object_content: bytes | Path) -> None:
         with self._turn:

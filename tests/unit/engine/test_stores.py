@@ -155,6 +155,21 @@ def test_what_is_not_what_its_name_says_is_refused(store: Store) -> None:
     assert store.get(name) == stored(store, name) == good
 
 
+def test_parts_that_a_silo_announced_of_a_content_keep_no_other_message_from_it(
+    store: Store,
+) -> None:
+    made = order()
+    name = next(iter(made.blobs))
+    part = message_pb2.ObjectTree(object_id="a" * 64)
+    forged = message_pb2.ObjectTree(object_id=name, children=[part])
+    store.preregister(1, message_pb2.ObjectTree(object_id="b" * 64, children=[forged]))
+    kept(store, made, run=2)
+    assert stored(store, name) == made.contents[name]
+    store.delete(made.root)
+    store.delete_objects_in_run(1)
+    assert len(store) == 0 and names(folder_of(store)) == set()
+
+
 def test_an_object_that_flower_does_not_know_is_refused(store: Store) -> None:
     for content in (FILED, b"ArrayChunk  9\0" + bytes(400)):
         name = bundles.object_id(content)
