@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from coterie.wire.buffers import joined
 from coterie.wire.errors import WireError
-from coterie.wire.limits import MAX_ARRAYS, MAX_NAME, is_plain_name
+from coterie.wire.limits import MAX_ARRAYS, MAX_INDEX_BYTES, MAX_NAME, is_plain_name
 from coterie.wire.names import PACKED_NAME
 
 Model = dict[str, NDArray[np.generic]]
@@ -82,10 +83,8 @@ def bytes_of(array: NDArray[np.generic]) -> memoryview:
 
 def _unpack(data: memoryview) -> Model:
     """Return the inverse of ``pack``; the arrays are read-only views of ``data``."""
-    start = 8 + int.from_bytes(data[:8], "little")
-    order = json.loads(bytes(data[8:start]))
-    begin = start + 8 + int.from_bytes(data[start : start + 8], "little")
-    header = json.loads(bytes(data[start + 8 : begin]))
+    order, start = _json_at(data, 0)
+    header, begin = _json_at(data, start)
     header.pop("__metadata__", None)
     if sorted(order) != sorted(header):
         raise WireError("a packed model names different arrays than it contains.")
@@ -108,6 +107,18 @@ def _unpack(data: memoryview) -> Model:
     if held != len(values):
         raise WireError("the length of a packed model does not match its arrays.")
     return {name: found[name] for name in order}
+
+
+def _json_at(data: bytes | memoryview, start: int) -> tuple[Any, int]:
+    """Return a part of a packed model that is JSON, with its length before it, and its end."""
+    length = int.from_bytes(data[start : start + 8], "little")
+    if length > MAX_INDEX_BYTES:
+        raise WireError(
+            f"a packed model describes its arrays in {length:,} bytes, more than "
+            f"{MAX_INDEX_BYTES:,}."
+        )
+    end = start + 8 + length
+    return json.loads(bytes(data[start + 8 : end])), end
 
 
 def _size(value: object) -> int:
@@ -159,9 +170,8 @@ def tensors_of(record: ArrayRecord) -> list[Tensor]:
     if not is_packed(record):
         return [Tensor(n, a.dtype, tuple(a.shape), len(a.data)) for n, a in record.items()]
     data = record[PACKED_NAME].data
-    start = 8 + int.from_bytes(data[:8], "little")
-    length = int.from_bytes(data[start : start + 8], "little")
-    header = json.loads(bytes(data[start + 8 : start + 8 + length]))
+    order, start = _json_at(data, 0)
+    header, _ = _json_at(data, start)
     return [
         Tensor(
             name,
@@ -169,7 +179,7 @@ def tensors_of(record: ArrayRecord) -> list[Tensor]:
             tuple(header[name]["shape"]),
             header[name]["data_offsets"][1] - header[name]["data_offsets"][0],
         )
-        for name in json.loads(bytes(data[8:start]))
+        for name in order
     ]
 
 

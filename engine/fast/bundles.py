@@ -30,7 +30,7 @@ from coterie.engine.flower import (
     set_message_id,
 )
 from coterie.wire.errors import WireError
-from coterie.wire.limits import MAX_RECORDS
+from coterie.wire.limits import MAX_INDEX_BYTES, MAX_OBJECTS, MAX_RECORDS
 from coterie.wire.names import PACKED_NAME
 
 Content = bytes | memoryview
@@ -232,6 +232,8 @@ def _opened(content: Content) -> tuple[memoryview, dict[str, Any], int]:
         raise WireError("it is not a bundle.")
     body = memoryview(content)[head.index(b"\0") + 1 :]
     start = 8 + int.from_bytes(body[:8], "little")
+    if start > MAX_INDEX_BYTES:
+        raise WireError(f"a bundle's index has more than {MAX_INDEX_BYTES:,} bytes.")
     return body, json.loads(bytes(body[8:start])), start
 
 
@@ -246,7 +248,9 @@ def _read(
         raise WireError("a bundle does not name the silo of each message.")
     messages = []
     for size in sizes:
-        messages.append(message_from_proto(ProtoMessage.FromString(bytes(body[at : at + size]))))
+        proto = ProtoMessage.FromString(bytes(body[at : at + size]))
+        _require_few(proto)
+        messages.append(message_from_proto(proto))
         at += size
     arrays: list[memoryview] = []
     for place in index["arrays"]:
@@ -262,6 +266,16 @@ def _read(
         raise WireError("the length of a bundle does not match its index.")
     _fill(messages, arrays, _whole_numbers(index["refs"]), max_bytes)
     return messages, to
+
+
+def _require_few(proto: ProtoMessage) -> None:
+    """Refuse too many records or entries, before Flower makes objects of them."""
+    records = proto.content.items
+    if len(records) > MAX_RECORDS:
+        raise WireError(f"it contains {len(records):,} records, more than {MAX_RECORDS:,}.")
+    kinds = ((one.array_record, one.metric_record, one.config_record) for one in records)
+    if (count := sum(len(kind.items) for own in kinds for kind in own)) > MAX_OBJECTS:
+        raise WireError(f"it contains {count:,} entries, more than {MAX_OBJECTS:,}.")
 
 
 def _fill(
@@ -290,8 +304,6 @@ def _fill(
 def _arrays_of(message: Message) -> Iterator[Array]:
     if not message.has_content():
         return
-    if len(message.content) > MAX_RECORDS:
-        raise WireError(f"it contains {len(message.content):,} records, more than {MAX_RECORDS:,}.")
     for record in message.content.values():
         if isinstance(record, ArrayRecord):
             yield from record.values()

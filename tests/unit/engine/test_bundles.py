@@ -17,6 +17,7 @@ from safetensors.numpy import load
 from coterie import wire
 from coterie.engine.fast import bundles
 from coterie.wire import WireError
+from coterie.wire.limits import MAX_INDEX_BYTES, MAX_RECORDS
 from tests.conftest import assert_equal_models
 from tests.unit.engine.made import Made
 
@@ -154,6 +155,36 @@ def test_a_bundle_that_is_not_what_it_says_is_refused_in_words(what: str) -> Non
     change, why = BAD[what]
     with pytest.raises(WireError, match=why):
         rewritten(change).read(100_000)
+
+
+MANY: dict[str, RecordDict] = {
+    "records": RecordDict({f"r{i}": MetricRecord() for i in range(MAX_RECORDS + 1)}),
+    "entries": RecordDict({"m": MetricRecord(dict.fromkeys(map(str, range(25_001)), 1))}),
+    "arrays": RecordDict(
+        {"a": ArrayRecord(dict.fromkeys(map(str, range(25_001)), Array("f4", (0,), "raw", b"")))}
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MANY)
+def test_too_many_entries_are_refused_before_objects_are_made_of_them(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Made([Message(MANY[what], dst_node_id=7, message_type=wire.TRAIN)])
+    monkeypatch.setattr(bundles, "message_from_proto", lambda proto: pytest.fail("it was read"))
+    with pytest.raises(WireError, match=r"it contains .* more than"):
+        made.read(100_000)
+
+
+def test_an_index_or_a_header_of_many_megabytes_is_refused_unread() -> None:
+    length = MAX_INDEX_BYTES + 1
+    long = length.to_bytes(8, "little") + b"[" * length
+    with pytest.raises(WireError, match="a bundle's index has more than"):
+        bundles.blobs_of(bundles._as_object(long))
+    for data in (long, (2).to_bytes(8, "little") + b"[]" + long):
+        packed = ArrayRecord({"safetensors": Array("uint8", (1,), "safetensors", data)})
+        with pytest.raises(WireError, match="describes its arrays in 8,388,609 bytes"):
+            wire.decode_arrays(packed)
 
 
 @pytest.mark.parametrize(
