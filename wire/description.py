@@ -11,7 +11,14 @@ from typing import Any
 from flwr.app import ConfigRecord, RecordDict
 
 from coterie.wire.errors import WireError
-from coterie.wire.limits import MAX_ARRAYS, MAX_NAME, MAX_WORD, is_plain_name, plain_text
+from coterie.wire.limits import (
+    MAX_ANSWER_BYTES,
+    MAX_ARRAYS,
+    MAX_NAME,
+    MAX_WORD,
+    is_plain_name,
+    plain_text,
+)
 from coterie.wire.metrics import KNOWN_METRICS
 from coterie.wire.names import (
     CONFIG,
@@ -258,6 +265,8 @@ def _metric(value: object) -> str:
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"expected text, got {type(value).__name__}")
+    if len(value) > MAX_ANSWER_BYTES:
+        raise ValueError(f"a text has {len(value):,} characters, more than {MAX_ANSWER_BYTES:,}")
     return value
 
 

@@ -341,6 +341,7 @@ def test_a_description_without_a_field_names_it(key: str) -> None:
         ("buffers", "[" * 100_000),
         ("tasks", '"digits"'),
         ("tasks", "[1]"),
+        ("versions", " " * 2**20 + "{}"),
         ("tasks", '["a\\nb"]'),
         ("tasks", str(["x"] * 33).replace("'", '"')),
     ],
