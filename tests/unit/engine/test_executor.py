@@ -18,7 +18,7 @@ from coterie.engine.fast.superlink.executor import let_exits_nest
 from tests.kit import until
 
 EXECUTOR = """
-import json, os, sys
+import json, os, signal, sys
 from pathlib import Path
 from coterie.engine.fast.superlink import executor
 
@@ -26,6 +26,8 @@ def serverapp():
     made = Path(sys.argv[1] + ".part")
     made.write_text(json.dumps([os.getpid(), os.getppid()]))
     made.rename(sys.argv[1])
+    if made.stem == "goes-on":
+        signal.pause()
 
 executor.SERVERAPP = "touch"  # another program would do if the child is gone
 start = executor.forking(serverapp)
@@ -48,13 +50,16 @@ def test_server_apps_are_forks_of_one_child_that_ends_with_the_executor(tmp_path
     until(lambda: not psutil.pid_exists(child), "the child ends")
 
 
-def test_without_the_child_a_program_is_started(tmp_path: Path) -> None:
+def test_without_the_child_a_program_is_started_also_while_a_run_goes_on(tmp_path: Path) -> None:
     executor = subprocess.Popen([sys.executable, "-c", EXECUTOR], stdin=subprocess.PIPE, text=True)
-    _, child = json.loads(started(executor, tmp_path / "1"))
+    run, child = json.loads(started(executor, tmp_path / "goes-on"))
     os.kill(child, signal.SIGKILL)
-    until(lambda: psutil.Process(child).status() == psutil.STATUS_ZOMBIE, "the child ends")
-    assert started(executor, tmp_path / "2") == ""
-    executor.communicate(timeout=20)
+    try:
+        until(lambda: psutil.Process(child).status() == psutil.STATUS_ZOMBIE, "the child ends")
+        assert started(executor, tmp_path / "2") == ""
+    finally:
+        os.kill(run, signal.SIGKILL)
+        executor.communicate(timeout=20)
 
 
 def test_an_exit_that_is_interrupted_by_itself_ends(monkeypatch: pytest.MonkeyPatch) -> None:
