@@ -268,8 +268,11 @@ def end_with_parent(exit_code: int) -> None:
     before = _parents(executor)
 
     def watch() -> None:
-        while _parents(executor) == before:
+        found = before
+        while found == before:
             time.sleep(PARENT_PAUSE_S)
+            with suppress(psutil.NoSuchProcess):  # one has just ended: look again
+                found = _parents(executor)
         time.sleep(PARENT_GRACE_S)
         os._exit(exit_code)
 

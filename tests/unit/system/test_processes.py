@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,6 +20,7 @@ from coterie.system import processes
 from coterie.system.processes import (
     Program,
     ProgramError,
+    end_with_parent,
     insistent_interrupts,
     noting_signals,
     stop_all,
@@ -172,3 +174,24 @@ def test_an_interrupt_that_is_dropped_comes_again(monkeypatch: pytest.MonkeyPatc
         assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)) == before
     finally:
         signal.signal(signal.SIGINT, own)
+
+
+def test_a_parent_that_ends_in_the_middle_of_a_look_is_missed_at_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = iter([[2, 1], psutil.NoSuchProcess(2), [2, 1]])
+    ended = threading.Event()
+
+    def parents(last: int) -> list[int]:
+        found = next(looks, [])
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(processes, "_parents", parents)
+    monkeypatch.setattr(processes, "PARENT_PAUSE_S", 0.0)
+    monkeypatch.setattr(processes, "PARENT_GRACE_S", 0.0)
+    monkeypatch.setattr(sys, "argv", ["run", processes.PARENT_OPTION, "2"])
+    monkeypatch.setattr(os, "_exit", lambda status: ended.set())
+    end_with_parent(3)
+    assert ended.wait(60) and next(looks, None) is None
