@@ -13,7 +13,6 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from coterie.system.ports import is_own, own_names, split_address
 
@@ -53,9 +52,8 @@ def proxy_of(address: str) -> Proxy | None:
     variable = next((name for name in VARIABLES if os.environ.get(name)), "")
     if not variable or is_own(host) or _is_excepted(host):
         return None
-    url = os.environ[variable]
-    place = urlsplit(url if "//" in url else f"//{url}").netloc.rpartition("@")[2]
-    return Proxy(variable, place)
+    place = os.environ[variable].rpartition("//")[2].partition("/")[0]  # it need not be a URL
+    return Proxy(variable, place.rpartition("@")[2])
 
 
 def through(address: str) -> str:

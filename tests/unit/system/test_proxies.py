@@ -60,6 +60,7 @@ def test_calls_elsewhere_go_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -
     ("variables", "found"),
     [
         ({"http_proxy": "http://ada:secret@proxy.example:3128/"}, "http_proxy"),
+        ({"http_proxy": "http://[::1@proxy.example:3128"}, "http_proxy"),  # a bracket is missing
         ({"https_proxy": "http://proxy.example:3128"}, "https_proxy"),
         ({"grpc_proxy": "proxy.example:3128", "http_proxy": "http://x:1"}, "grpc_proxy"),
         ({"HTTPS_PROXY": "http://proxy.example:3128"}, ""),  # which gRPC does not know
