@@ -53,7 +53,10 @@ class Outbox:
     def clear(self) -> None:
         """Drop the replies, which were sent or are not wanted any more."""
         if self._written is not None and self._file is not None:
-            self._file.unlink(missing_ok=True)
+            try:
+                self._file.unlink(missing_ok=True)
+            except OSError as error:  # sent again by the next process, it counts once
+                log.warning("a reply that was sent or dropped stays on disk: %s", error)
         self.unsent = self._written = None
 
 

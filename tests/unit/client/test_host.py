@@ -315,6 +315,11 @@ def test_a_reply_that_could_not_be_sent_is_sent_by_the_next_process(
     assert same.metadata.reply_to_message_id == reply.metadata.reply_to_message_id
     assert (tmp_path / "unsent.zip").stat().st_mode & 0o077 == 0
     again = Outbox(str(tmp_path))
+    with monkeypatch.context() as read_only:
+        read_only.setattr(Path, "unlink", Mock(side_effect=OSError(30, "Read-only file system")))
+        again.clear()
+    assert again.unsent is None and Outbox(str(tmp_path)).unsent is not None
+    again = Outbox(str(tmp_path))
     again.clear()
     assert Outbox(str(tmp_path)).unsent is None
     (tmp_path / "unsent.zip").write_bytes(b"half")
