@@ -164,7 +164,7 @@ class Host:
                 seconds = time.monotonic() - started
                 job.answer.put((reply, seconds))
                 self.activity.answered(job.message, reply, seconds)
-                self._current = None
+                self._current = self._useless = None
                 del reply  # the next message needs their memory
             del job
         with ThreadPoolExecutor(self.num_threads) as threads:

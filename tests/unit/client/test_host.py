@@ -360,6 +360,7 @@ def test_work_that_is_of_no_use_or_takes_too_long_is_ended(
     world.host.run()
     assert re.search(said, texts(world)[0])
     assert texts(world)[1] == "next"
+    assert world.host._useless is None, "it holds the model of the message"
 
 
 @pytest.mark.parametrize("over", [True, False])
