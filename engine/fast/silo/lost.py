@@ -131,7 +131,7 @@ def _details(error: grpc.RpcError) -> str:
     try:
         found = json.loads(details)
         return " ".join(filter(None, (found["public_message"], found.get("public_details"))))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return details
 
 

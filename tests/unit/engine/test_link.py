@@ -292,7 +292,9 @@ def test_objects_that_do_not_come_or_are_not_taken_end_no_silo(
 # ---------------------------------------------------------------- in words
 
 
-@pytest.mark.parametrize("details", ["Deadline Exceeded", "Connection refused.", "who?"])
+@pytest.mark.parametrize(
+    "details", ["Deadline Exceeded", "Connection refused.", "who?", 2000 * "[" + "who?"]
+)
 def test_a_text_of_grpc_ends_before_the_next_sentence_begins(details: str) -> None:
     for code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         for said in (meaning_of(CallError(code, details), WAY),
