@@ -7,7 +7,8 @@ it, hashed and written: what remains for Flower, which stores one object at a ti
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from threading import Lock
@@ -153,22 +154,21 @@ class SqlStore(Filed, SqlObjectStore):
         nodes = inflatable_object.iterate_object_tree(object_tree)
         leaves = [node.object_id for node in nodes if not node.children]
         with self._mutation_session():
-            for name in leaves:
-                self._forget_parts(name)
+            self._forget_parts(leaves)
             return super().preregister(run_id, object_tree)
 
-    def _forget_parts(self, object_id: str) -> None:
+    def _forget_parts(self, contents: Sequence[str]) -> None:
         found = self.query(
-            "SELECT child_id FROM object_children JOIN objects ON object_id = parent_id "
-            "WHERE parent_id = :name AND (is_available = 0 OR length(content) = :size)",
-            {"name": object_id, "size": len(FILED)},
+            "SELECT parent_id, child_id FROM object_children JOIN objects ON object_id = parent_id "
+            "WHERE parent_id IN (SELECT value FROM json_each(:names)) "
+            "AND (is_available = 0 OR length(content) = :size)",
+            {"names": json.dumps(contents), "size": len(FILED)},
         )
         if found:
             self.query(
-                "UPDATE objects SET ref_count = ref_count - 1 WHERE object_id = :part",
-                [{"part": row["child_id"]} for row in found],
+                "UPDATE objects SET ref_count = ref_count - 1 WHERE object_id = :child_id", found
             )
-            self.query("DELETE FROM object_children WHERE parent_id = :name", {"name": object_id})
+            self.query("DELETE FROM object_children WHERE parent_id = :parent_id", found)
 
     def put(self, object_id: str, object_content: bytes | Path) -> None:
         with self._turn:
