@@ -11,10 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path as Outline
 
-from coterie.pictures.parts import (
-    bare,
-    write,
-)
+from coterie.pictures.parts import bare, write
 from coterie.pictures.style import MUTED, Drawing, Layout, canvas, shorten, text_width
 
 

@@ -36,10 +36,7 @@ from coterie.features.secure.coordinator import Secure
 from coterie.features.secure.keys import insecure
 from coterie.features.secure.sums import Enrolled, SecureRun
 from coterie.features.server_optimiser.coordinator import ServerOptimisation
-from coterie.features.server_optimiser.keys import (
-    ServerOptimiser,
-    server_optimiser_problem,
-)
+from coterie.features.server_optimiser.keys import ServerOptimiser, server_optimiser_problem
 from coterie.features.smallest_groups.coordinator import SmallestGroups
 from coterie.features.stopping.coordinator import Stopping
 from coterie.features.stragglers.coordinator import Stragglers

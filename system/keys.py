@@ -47,9 +47,7 @@ def read_key(file: Path) -> ec.EllipticCurvePrivateKey:
 def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     """Return a key as PEM, without a password."""
     return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 

@@ -103,10 +103,7 @@ def wide(console: Console, *, on_terminals: bool = False) -> Console:
     if console.is_terminal and not on_terminals:
         return console
     return Console(
-        file=console.file,
-        width=WIDE,
-        quiet=console.quiet,
-        force_terminal=console.is_terminal,
+        file=console.file, width=WIDE, quiet=console.quiet, force_terminal=console.is_terminal
     )
 
 

@@ -97,11 +97,7 @@ class LocalHandler(BaseHTTPRequestHandler):
         return True
 
     def answer(
-        self,
-        status: HTTPStatus,
-        text: str,
-        kind: str = TEXT,
-        headers: dict[str, str] | None = None,
+        self, status: HTTPStatus, text: str, kind: str = TEXT, headers: dict[str, str] | None = None
     ) -> None:
         """Send a text with safe headers."""
         content = text.encode()

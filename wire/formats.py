@@ -230,10 +230,7 @@ class _Numbers:
 
 
 def _wanted(
-    trained: NDArray[Any],
-    start: NDArray[Any],
-    before: NDArray[Any] | None,
-    kind: type[np.generic],
+    trained: NDArray[Any], start: NDArray[Any], before: NDArray[Any] | None, kind: type[np.generic]
 ) -> tuple[NDArray[Any], NDArray[np.float32]]:
     """Return the numbers to send of an array, and the largest absolute value per scale."""
     wanted = empty(start)

@@ -36,8 +36,7 @@ def approve(
         bool, typer.Option("--web", help="Serve a page with the waiting runs, on this machine.")
     ] = False,
     port: Annotated[
-        int,
-        typer.Option(min=0, max=65535, help="With --web: port to listen on. 0: a free port."),
+        int, typer.Option(min=0, max=65535, help="With --web: port to listen on. 0: a free port.")
     ] = 8322,
     home: HomeOption = None,
 ) -> None:

@@ -11,12 +11,7 @@ from typing import Annotated
 
 import typer
 
-from coterie.client.cli.options import (
-    AppOption,
-    HomeOption,
-    ModOption,
-    option,
-)
+from coterie.client.cli.options import AppOption, HomeOption, ModOption, option
 from coterie.system.commandline import JsonOption, MisuseError, YesOption, confirm, print_json
 from coterie.system.logs import show_progress
 
@@ -123,10 +118,7 @@ def join(
     "  coterie silo check --home hospital-b --app my_package.client:app"
 )
 def check(
-    home: HomeOption = None,
-    app: AppOption = "",
-    mod: ModOption = None,
-    as_json: JsonOption = False,
+    home: HomeOption = None, app: AppOption = "", mod: ModOption = None, as_json: JsonOption = False
 ) -> None:
     """Check data and task, and show what would leave the silo.
 

@@ -307,9 +307,7 @@ def report(
     run: Annotated[str | None, option("RUN", "Run to report on. [default: the last]")] = None,
     out: Annotated[
         Path | None,
-        option(
-            *("FILE", "File to write. [default: report.html in the silo's folder]", *OUTPUT),
-        ),
+        option(*("FILE", "File to write. [default: report.html in the silo's folder]", *OUTPUT)),
     ] = None,
     dossier: Annotated[
         bool,

@@ -72,15 +72,10 @@ def serve(
         str | None, typer.Option(help="Name of the silo, unique in the federation.")
     ] = None,
     partitions: Annotated[
-        str,
-        option("FIRST-LAST/TOTAL", "Silos of a simulation to serve, all in this process."),
+        str, option("FIRST-LAST/TOTAL", "Silos of a simulation to serve, all in this process.")
     ] = "",
     simulation: Annotated[
-        Path | None,
-        option(
-            "FILE",
-            "Simulation file (TOML): task, options and number of silos.",
-        ),
+        Path | None, option("FILE", "Simulation file (TOML): task, options and number of silos.")
     ] = None,
     task: Annotated[
         str,
@@ -234,12 +229,7 @@ def _require_no_settings(context: typer.Context) -> None:
 
 
 def _check_together(
-    name: str | None,
-    app: str,
-    simulation: Path | None,
-    *,
-    several: bool,
-    unlabelled: str,
+    name: str | None, app: str, simulation: Path | None, *, several: bool, unlabelled: str
 ) -> None:
     """Refuse options that do not go together; raise ``SettingsError``."""
     from coterie.client.home.settings import SettingsError

@@ -39,8 +39,7 @@ VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Log every 
 AppOption = Annotated[
     str,
     option(
-        "MODULE:ATTRIBUTE",
-        "Flower ClientApp, installed on this machine, that replaces the task.",
+        "MODULE:ATTRIBUTE", "Flower ClientApp, installed on this machine, that replaces the task."
     ),
 ]
 ModOption = Annotated[

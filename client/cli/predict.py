@@ -17,13 +17,7 @@ from safetensors.numpy import load_file
 from coterie.client.cli.answers import Answers, Array
 from coterie.client.home.in_use import file_in_use
 from coterie.client.home.settings import SettingsError
-from coterie.client.work.card import (
-    PERSONALISED,
-    Card,
-    lead_of,
-    read_card,
-    value_text,
-)
+from coterie.client.work.card import PERSONALISED, Card, lead_of, read_card, value_text
 from coterie.client.work.data import Held, Part, map_nest, to_device
 from coterie.client.work.measure import batch_size, figures_of, join
 from coterie.client.work.session import hash_of, model_of

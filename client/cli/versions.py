@@ -49,8 +49,7 @@ def models(home: HomeOption = None, as_json: JsonOption = False) -> None:
 @app.command(epilog="Example:  coterie silo use hcct-1234 --home hospital-b")
 def use(
     model: Annotated[
-        str,
-        typer.Argument(help="Model to use: RUN, personalised/RUN, or a file that has a card."),
+        str, typer.Argument(help="Model to use: RUN, personalised/RUN, or a file that has a card.")
     ],
     home: HomeOption = None,
 ) -> None:

@@ -34,8 +34,7 @@ SHOWN = 10
 
 
 @app.command(
-    "watch-model",
-    epilog="Example:  coterie silo watch-model --home hospital-b --labelled new.csv",
+    "watch-model", epilog="Example:  coterie silo watch-model --home hospital-b --labelled new.csv"
 )
 def watch_model(
     home: HomeOption = None,
@@ -279,9 +278,7 @@ def _measured(kept: Kept, part: Part) -> dict[str, Any]:
 
 
 def is_worse(
-    metric: str,
-    before: tuple[float, float, float, int],
-    now: tuple[float, float, float, int],
+    metric: str, before: tuple[float, float, float, int], now: tuple[float, float, float, int]
 ) -> bool | None:
     """Return whether a metric is worse: the 95% interval of its difference is above 0.
 

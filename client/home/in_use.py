@@ -74,13 +74,7 @@ def file_in_use(home: Path) -> Path | None:
 def use(home: Path, model: str, content: bytes, sha256: str) -> Use:
     """Use a model from now on; ``content`` is its file, with the card."""
     stem = f"{model.replace('/', '-')}-{sha256[:NAMED]}"
-    chosen = Use(
-        model,
-        f"{stem}.safetensors",
-        sha256,
-        utc_now(),
-        account(),
-    )
+    chosen = Use(model, f"{stem}.safetensors", sha256, utc_now(), account())
     make_folder(home / FOLDER, private=True)
     write_atomically(home / FOLDER / chosen.file, content, private=True)
     _write(home, [*history(home), chosen])

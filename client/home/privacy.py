@@ -30,11 +30,7 @@ class Privacy:
     ]
     delta: Annotated[
         float | None,
-        In(
-            "privacy",
-            "δ, below 1/n for n training samples. Without this line: 1/(10 n).",
-            "1e-4",
-        ),
+        In("privacy", "δ, below 1/n for n training samples. Without this line: 1/(10 n).", "1e-4"),
     ] = None
     noise: Annotated[
         float,

@@ -63,12 +63,7 @@ def leading(task: Task, wanted: str = "") -> Metric:
 
 @torch.no_grad()
 def evaluate(
-    task: Task,
-    model: nn.Module,
-    part: Part,
-    *,
-    metric: str = "",
-    members: Sequence[Model] = (),
+    task: Task, model: nn.Module, part: Part, *, metric: str = "", members: Sequence[Model] = ()
 ) -> Evaluation:
     """Compute loss and primary metric, with the mean outputs of ``members`` if there are any.
 

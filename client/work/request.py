@@ -20,13 +20,7 @@ from coterie.client.work.hold_out import leave_out_validation
 from coterie.client.work.measure import leading
 from coterie.client.work.optimisers import AUTO, PLAIN, Schedule, class_of
 from coterie.client.work.session import Session, of_run, session_of
-from coterie.client.work.sgd import (
-    TooFewError,
-    TrainPlan,
-    has_batch_norm,
-    require_balance,
-    seed_of,
-)
+from coterie.client.work.sgd import TooFewError, TrainPlan, has_batch_norm, require_balance, seed_of
 from coterie.client.work.stage import Stage
 from coterie.client.work.weights import load_weights, travelling
 from coterie.tasks.base import TaskError, has_own
@@ -252,12 +246,7 @@ class Request:
                 kind = self.message.metadata.message_type
                 raise RefusedError(f"a {kind} message needs {wire.ARRAYS!r}.")
             whole = personal.complete(
-                self.session,
-                model,
-                names,
-                run=self.run,
-                seed=self.run_seed,
-                before=before,
+                self.session, model, names, run=self.run, seed=self.run_seed, before=before
             )
             load_weights(self.session.model, whole)
         except RefusedError:

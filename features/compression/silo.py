@@ -70,11 +70,7 @@ def rounded(
         before = rounds.latest(session.settings, KIND, run=request.run, before=number)
     parameters = {name for name, _ in session.model.named_parameters()}
     update = wire.round_update(
-        trained,
-        received,
-        wire_format,
-        exact=received.keys() - parameters,
-        before=before,
+        trained, received, wire_format, exact=received.keys() - parameters, before=before
     )
     if update is None:
         return trained, {}

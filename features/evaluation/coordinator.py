@@ -129,10 +129,7 @@ def ask_for_evaluations(
 
 
 def _message(
-    silo: Silo,
-    models: Sequence[Given],
-    encoded: Mapping[str, Any],
-    terms: Mapping[str, Any],
+    silo: Silo, models: Sequence[Given], encoded: Mapping[str, Any], terms: Mapping[str, Any]
 ) -> Message:
     config = ConfigRecord({**terms, wire.GIVEN: [one.name for one in models]})
     content = RecordDict({wire.CONFIG: config})

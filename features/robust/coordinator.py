@@ -65,11 +65,7 @@ class Robust(Stage):
         )
 
     def _bounded(
-        self,
-        mine: Reputation,
-        scene: Scene,
-        updates: Updates,
-        groups: Sequence[Group],
+        self, mine: Reputation, scene: Scene, updates: Updates, groups: Sequence[Group]
     ) -> Bounded:
         """Return what counts: everything, if silos learn nothing from others, or not here."""
         if scene.algorithm.alone or scene.algorithm.whole:

@@ -6,9 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from coterie.features.secure.protocol import (
-    num_numbers,
-)
+from coterie.features.secure.protocol import num_numbers
 from coterie.strategies.rounds.handles import Arrays, Masked, MaskedMean, Model, is_seen
 from coterie.strategies.rounds.models import holders, weighted_mean
 from coterie.wire.updates import Limit

@@ -7,13 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from coterie import wire
-from coterie.features.secure.protocol import (
-    FEWEST,
-    LEAST_SKETCH,
-    SPARSE,
-    num_numbers,
-    sketch_sizes,
-)
+from coterie.features.secure.protocol import FEWEST, LEAST_SKETCH, SPARSE, num_numbers, sketch_sizes
 from coterie.features.secure.row_sums import RowSums
 from coterie.features.secure.sums import SecureRun, without
 from coterie.strategies.errors import refused

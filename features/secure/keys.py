@@ -9,11 +9,7 @@ from coterie.strategies.rounds.algorithm import Algorithm
 
 
 def insecure(
-    algorithm: Algorithm[Any],
-    *,
-    aggregate: str,
-    name: str,
-    wire_format: str = wire.FLOAT32,
+    algorithm: Algorithm[Any], *, aggregate: str, name: str, wire_format: str = wire.FLOAT32
 ) -> str:
     """Return why a strategy cannot run in a secure run; empty if it can."""
     if why := algorithm.insecure():

@@ -19,13 +19,7 @@ from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.stage import Stage
 from coterie.features.secure.protocol import FEWEST, Peer, training_digest
 from coterie.features.secure.secrets import RunSecrets
-from coterie.features.secure.silo import (
-    block_over,
-    checked_peers,
-    own_memory,
-    own_secrets,
-    rows_in,
-)
+from coterie.features.secure.silo import block_over, checked_peers, own_memory, own_secrets, rows_in
 from coterie.features.secure.sketches import Stream
 from coterie.features.secure.together import Member, Names, block_of, decode_together
 from coterie.wire.fixed import Fixed, Words, add, as_sent, subtract

@@ -28,12 +28,7 @@ from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.session import Session
 from coterie.client.work.small_cells import persons_by_cell, suppress
 from coterie.client.work.stage import Stage
-from coterie.features.statistics.cells import (
-    ends,
-    intervals,
-    number_of,
-    places_of,
-)
+from coterie.features.statistics.cells import ends, intervals, number_of, places_of
 from coterie.features.statistics.columns import column_sums, in_scale
 from coterie.features.statistics.counts import (
     MAX_CELLS,

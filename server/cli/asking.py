@@ -100,8 +100,7 @@ def regress(
         str, typer.Option(metavar="TIMES", help="Times of survival curves, separated by commas.")
     ] = "",
     each_alone: Annotated[
-        bool,
-        typer.Option("--each-alone", help="Also fit each silo alone, and compare the silos."),
+        bool, typer.Option("--each-alone", help="Also fit each silo alone, and compare the silos.")
     ] = False,
     secure: Annotated[
         bool, typer.Option("--secure", help="The coordinator sees only sums over groups of silos.")
@@ -132,8 +131,7 @@ def regress(
 def contribution(
     run: options.RunArgument,
     rounds: Annotated[
-        int,
-        typer.Option(min=1, max=10_000, help="Rounds for which each group is trained again."),
+        int, typer.Option(min=1, max=10_000, help="Rounds for which each group is trained again.")
     ] = 10,
     min_silos: options.MinSilosOption = 2,
     wait: options.WaitOption = 120.0,

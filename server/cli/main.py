@@ -108,8 +108,7 @@ def _options(
         bool, typer.Option("--no-progress", help="Print lines instead of a display that moves.")
     ] = False,
     color: Annotated[
-        When,
-        typer.Option(metavar="WHEN", help="Colour: always, never, or auto (terminals)."),
+        When, typer.Option(metavar="WHEN", help="Colour: always, never, or auto (terminals).")
     ] = When.auto,
 ) -> None:
     use_color(color)
@@ -117,9 +116,7 @@ def _options(
 
 
 @completion.command("completion", epilog="Example:  coterie completion bash >> ~/.bashrc")
-def complete(
-    shell: Annotated[Shell, typer.Argument(help="Shell: bash, zsh or fish.")],
-) -> None:
+def complete(shell: Annotated[Shell, typer.Argument(help="Shell: bash, zsh or fish.")]) -> None:
     """Print the script that completes commands and options in a shell."""
     from typer._completion_shared import get_completion_script
 

@@ -260,8 +260,7 @@ def audit(
 )
 def upgrade_check(
     to: Annotated[
-        str,
-        typer.Option(metavar="RELEASE", help="Release to check. [default: the installed one]"),
+        str, typer.Option(metavar="RELEASE", help="Release to check. [default: the installed one]")
     ] = "",
     federation: FederationOption = None,
     as_json: JsonOption = False,
@@ -310,8 +309,7 @@ def superlink(
         ),
     ] = "",
     database: Annotated[
-        Path | None,
-        file_option("File for the SuperLink's state. It must be on a local disk."),
+        Path | None, file_option("File for the SuperLink's state. It must be on a local disk.")
     ] = None,
     executor: Annotated[
         bool,

@@ -63,8 +63,7 @@ SuperLinkOption = Annotated[
     ),
 ]
 CertificateOption = Annotated[
-    Path | None,
-    file_option("CA certificate (PEM). Without it, the connection does not use TLS."),
+    Path | None, file_option("CA certificate (PEM). Without it, the connection does not use TLS.")
 ]
 RunsOption = Annotated[
     Path | None,

@@ -17,13 +17,7 @@ from coterie.server.cli.keys import (
     named_parent,
 )
 from coterie.strategies.registry import DEFAULT
-from coterie.system.commandline import (
-    Group,
-    JsonOption,
-    MisuseError,
-    given_before,
-    host_option,
-)
+from coterie.system.commandline import Group, JsonOption, MisuseError, given_before, host_option
 
 LOOPBACK, PAGE_PORT = "127.0.0.1", 8321
 app = typer.Typer()
@@ -219,8 +213,7 @@ def show(
 @recorded.command(epilog="Example:  coterie runs watch --web")
 def watch(
     run: Annotated[
-        str | None,
-        typer.Argument(help="Folder, name or id of the run. [default: the newest run]"),
+        str | None, typer.Argument(help="Folder, name or id of the run. [default: the newest run]")
     ] = None,
     web: Annotated[
         bool, typer.Option("--web", help="Serve a web page instead of using the terminal.")

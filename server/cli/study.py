@@ -100,10 +100,7 @@ def simulate(
     epilog="Example:  coterie compare benchmarks/compare/concept.toml --workdir runs/concept"
 )
 def compare(
-    file: Annotated[
-        Path,
-        file_argument("Comparison file (TOML): silos, seeds and strategies."),
-    ],
+    file: Annotated[Path, file_argument("Comparison file (TOML): silos, seeds and strategies.")],
     data: Annotated[Path | None, folder_option("Folder that contains the data.")] = None,
     folder: Annotated[
         Path | None,

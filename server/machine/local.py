@@ -278,12 +278,7 @@ class Start:
 
 
 def follow_run(
-    calls: Control,
-    run_id: int,
-    folder: Path,
-    take: Callable[[Event], None],
-    *,
-    wait_s: float = 0.0,
+    calls: Control, run_id: int, folder: Path, take: Callable[[Event], None], *, wait_s: float = 0.0
 ) -> Event:
     """Follow a run whose record is on this machine; return its last event.
 

@@ -117,11 +117,7 @@ def _command(program: str, silos: str, operators: str, serverapp: str, *options:
 
 
 def plain_command(
-    host: str,
-    ports: Ports,
-    *,
-    operators: str = "",
-    database: Path | None = None,
+    host: str, ports: Ports, *, operators: str = "", database: Path | None = None
 ) -> list[str]:
     """Return the command line of a SuperLink without TLS; a separate executor starts ServerApps.
 

@@ -21,12 +21,7 @@ from coterie.strategies.auto.candidates import TOGETHER
 from coterie.strategies.errors import refused
 from coterie.strategies.partition.race import standard_error
 
-COLUMNS = (
-    "partition",
-    "held-out",
-    "behind the best",
-    "samples per model",
-)
+COLUMNS = ("partition", "held-out", "behind the best", "samples per model")
 
 
 @dataclass(frozen=True)

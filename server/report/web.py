@@ -19,13 +19,7 @@ from coterie.pictures.page import Page, render, render_body
 from coterie.server.paths import default_runs_dir
 from coterie.server.report.command import build_story
 from coterie.server.report.page import build_page
-from coterie.server.runs.record import (
-    EVENTS,
-    RECORD,
-    find_run,
-    newest_run,
-    read_run,
-)
+from coterie.server.runs.record import EVENTS, RECORD, find_run, newest_run, read_run
 from coterie.strategies.errors import FederationError
 from coterie.system.ports import is_loopback
 from coterie.system.tokens import HTML, TokenHandler, TokenServer, new_token

@@ -153,10 +153,7 @@ def _check_keys(federation: Federation, say: Callable[[str], None]) -> None:
 
 
 def _come_back(
-    link: Program,
-    federation: Federation,
-    say: Callable[[str], None],
-    stopped: Callable[[], bool],
+    link: Program, federation: Federation, say: Callable[[str], None], stopped: Callable[[], bool]
 ) -> None:
     """Wait for a restarted SuperLink; on failure only report, as a full disk may pass."""
     try:

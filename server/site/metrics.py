@@ -43,18 +43,12 @@ LEFT_OUT = Metric(
 )
 SILOS = Metric("coterie_silos", "gauge", "Enrolled silos: online, offline, or never connected.")
 CONTACT = Metric(
-    "coterie_silo_last_contact_timestamp_seconds",
-    "gauge",
-    "Time of a silo's last contact, or 0.",
+    "coterie_silo_last_contact_timestamp_seconds", "gauge", "Time of a silo's last contact, or 0."
 )
 LOOK = Metric(
     "coterie_superlink_last_answer_timestamp_seconds", "gauge", "When the SuperLink last answered."
 )
-RESTARTS = Metric(
-    "coterie_restarts_total",
-    "counter",
-    "Restarts of a program.",
-)
+RESTARTS = Metric("coterie_restarts_total", "counter", "Restarts of a program.")
 ERRORS = Metric("coterie_errors_total", "counter", "Coordinator errors while supervising runs.")
 MEMORY = Metric(
     "coterie_memory_bytes", "gauge", "Memory by part; shared pages are divided among processes."

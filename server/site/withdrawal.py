@@ -174,9 +174,7 @@ def _stop_runs(
     _write(_intent(made, work.silo), work)
     try:
         with control(
-            made.control_address,
-            root_certificates=made.ca,
-            identity=operators.local_identity(made),
+            made.control_address, root_certificates=made.ca, identity=operators.local_identity(made)
         ) as calls:
             unended = {str(run.run_id) for run in calls.runs() if not run.ended}
             for folder in going:

@@ -59,9 +59,7 @@ class Nodes:
     """The nodes of a simulation: one app for all, or one for each, and the nodes' configs."""
 
     def __init__(
-        self,
-        what: App,
-        silos: int | Mapping[str, NodeConfig] | Sequence[NodeConfig] | None,
+        self, what: App, silos: int | Mapping[str, NodeConfig] | Sequence[NodeConfig] | None
     ) -> None:
         apart = isinstance(what, Mapping)
         if isinstance(what, Mapping) and silos is None:

@@ -140,9 +140,7 @@ class OnProcesses:
     """Silos that are processes already. ``on_event`` receives every event, after it was shown."""
 
     def __init__(
-        self,
-        federation: LocalFederation,
-        on_event: Callable[[Event], object] = lambda event: None,
+        self, federation: LocalFederation, on_event: Callable[[Event], object] = lambda event: None
     ) -> None:
         self._federation, self._on_event = federation, on_event
 

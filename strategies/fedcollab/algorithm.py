@@ -48,13 +48,7 @@ from coterie.strategies.partition.fedcollab import StructureReport
 from coterie.strategies.partition.objectives import FedCollabBound
 from coterie.strategies.partition.solvers import MAX_OPTIMAL_SILOS, Solver
 from coterie.strategies.plain.within import Grouping, Within, WithinField
-from coterie.strategies.rounds.algorithm import (
-    Exchanges,
-    Order,
-    Round,
-    Updates,
-    orders_from,
-)
+from coterie.strategies.rounds.algorithm import Exchanges, Order, Round, Updates, orders_from
 from coterie.strategies.rounds.handles import Arrays, Model
 from coterie.strategies.rounds.members import Members, stated_samples, staying, with_sizes
 from coterie.strategies.rounds.minimum_sizes import average_groups, form

@@ -370,8 +370,7 @@ def without_teachers(state: GenerativeState, now: Round) -> GenerativeState:
     expected = now.number == 1 and len(now.silos) > 1  # nobody has trained yet
     if not expected and not state.alone:
         log.warning(
-            "round %d: no silo to learn from, so training continues without generators",
-            now.number,
+            "round %d: no silo to learn from, so training continues without generators", now.number
         )
     return replace(paused(state), alone=not expected)
 

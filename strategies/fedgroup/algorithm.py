@@ -60,12 +60,7 @@ from coterie.strategies.rounds.algorithm import (
     num_batches,
 )
 from coterie.strategies.rounds.handles import Model, is_seen
-from coterie.strategies.rounds.members import (
-    by_number,
-    comparison,
-    cosine_matrix,
-    give_out,
-)
+from coterie.strategies.rounds.members import by_number, comparison, cosine_matrix, give_out
 from coterie.strategies.rounds.minimum_sizes import accepted, average
 from coterie.strategies.rounds.models import plain_mean
 from coterie.strategies.rounds.options import (

@@ -87,10 +87,7 @@ from coterie.strategies.rounds.members import (
     with_absent,
 )
 from coterie.strategies.rounds.minimum_sizes import average_groups, form
-from coterie.strategies.rounds.models import (
-    comparable,
-    difference,
-)
+from coterie.strategies.rounds.models import comparable, difference
 from coterie.strategies.rounds.options import Config, Count, CountOrNone, NotNegative, Seed
 
 log = logging.getLogger("coterie.run")
@@ -378,8 +375,7 @@ class HCCT(Grouping[HCCTState]):
         unchanged = state.unchanged + 1 if again else 0
         placed = self._placed(matrix, sizes, alphas, found, range(n, len(compared)), now)
         planned = form(
-            [tuple(sorted(compared[i] for i in group)) for group in placed],
-            state.members.minimums,
+            [tuple(sorted(compared[i] for i in group)) for group in placed], state.members.minimums
         )
         proposed, waits = tuple(sorted(planned)), 0
         if now.unseen:

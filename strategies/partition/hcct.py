@@ -203,11 +203,7 @@ def _between(answer: _Answer, left: _Point, right: _Point, rtol: float) -> list[
         return []
     alpha = float(np.sqrt(left[0] * right[0]))
     middle = (alpha, answer(alpha))
-    return [
-        middle,
-        *_between(answer, left, middle, rtol),
-        *_between(answer, middle, right, rtol),
-    ]
+    return [middle, *_between(answer, left, middle, rtol), *_between(answer, middle, right, rtol)]
 
 
 def _stretches(points: Sequence[_Point]) -> tuple[Stretch, ...]:

@@ -14,14 +14,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from coterie import wire
-from coterie.strategies.rounds.algorithm import (
-    Algorithm,
-    Order,
-    Round,
-    State,
-    Updates,
-    orders_from,
-)
+from coterie.strategies.rounds.algorithm import Algorithm, Order, Round, State, Updates, orders_from
 from coterie.strategies.rounds.handles import Model
 from coterie.strategies.rounds.members import Plain, global_model, together
 from coterie.strategies.rounds.minimum_sizes import accepted, average_groups

@@ -79,10 +79,7 @@ ServerLR = Annotated[
         "(pFedMe).",
     ),
 ]
-AdaptSteps = Annotated[
-    TimesOrNone,
-    Field(description=f"{ADAPT_HELP} (Per-FedAvg: 1, pFedMe: 20)."),
-]
+AdaptSteps = Annotated[TimesOrNone, Field(description=f"{ADAPT_HELP} (Per-FedAvg: 1, pFedMe: 20).")]
 META_LR, MOREAU_LAMBDA, MOREAU_LR, INNER_STEPS = 0.03, 15.0, 0.005, 5
 META_STEPS, MOREAU_STEPS = 1, 20
 """Adaptation steps before a test, as in the papers."""

@@ -208,11 +208,7 @@ def _part(state: CFLState, update: Update) -> int:
 
 
 def _split(
-    state: CFLState,
-    number: int,
-    updates: Updates,
-    matrix: np.ndarray,
-    now: Round,
+    state: CFLState, number: int, updates: Updates, matrix: np.ndarray, now: Round
 ) -> CFLState:
     """Replace a group by two; absent silos and those without an answer are placed later."""
     halves = bipartition(matrix)

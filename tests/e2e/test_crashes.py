@@ -19,13 +19,7 @@ from coterie.server.runs.record import read_whole
 from coterie.server.site.database import damage_of
 from coterie.system.files import held_by
 from tests.contract.hostile.proxy import Proxy
-from tests.e2e.crashes import (
-    KEYS,
-    assert_same_outcome,
-    committed,
-    resume,
-    until_event,
-)
+from tests.e2e.crashes import KEYS, assert_same_outcome, committed, resume, until_event
 from tests.e2e.gated import ONE_BATCH, TASK
 from tests.e2e.organisations import SETTINGS, Organisations
 from tests.e2e.runs import ROOT, finished, hashes_of, record_of, spec, until
@@ -210,8 +204,7 @@ def test_a_silo_cut_off_for_90_s_is_left_out_and_comes_back(federation: LocalFed
         proxy.mend()
         before = read_whole(folder).rounds[-1].round
         back = until_event(
-            folder,
-            lambda e: e.report is not None and e.number > before and "c" in e.report.silos,
+            folder, lambda e: e.report is not None and e.number > before and "c" in e.report.silos
         )
         assert back.report is not None and set(back.report.silos) == {"a", "b", "c"}
         assert federation.processes["c"].poll() is None

@@ -57,10 +57,7 @@ def test_late_newcomers_are_placed_one_is_killed_in_its_cold_start_and_a_group_r
 
     # Round 4: three newcomers; two train in the round of their arrival, one is gone.
     assert four["joined"] == ["c", "down2", "lost"]
-    assert {name: entry["group"] for name, entry in four["placed"].items()} == {
-        "down2": 1,
-        "c": 0,
-    }
+    assert {name: entry["group"] for name, entry in four["placed"].items()} == {"down2": 1, "c": 0}
     assert set(four["silos"]) == {"a", "b", "c", "down2"}
     assert four["members"] == [["a", "b", "c"], ["down2"]]
     assert four["cold"] == ["lost"] and four["empty-groups"] == []

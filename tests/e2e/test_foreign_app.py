@@ -33,10 +33,7 @@ from tests.unit.strategies.test_per_group import Bagging
 APPS = ROOT / "tests" / "apps"
 FILES = ("quick_numpy.py", "quick_server.py", "quick_torch.py")
 FLOWER, OURS = "flwr.serverapp.strategy", "coterie.strategies"
-CONFIGS = {
-    "quick_numpy": {"step": 0.5},
-    "quick_torch": {"batch-size": 16, "local-epochs": 2},
-}
+CONFIGS = {"quick_numpy": {"step": 0.5}, "quick_torch": {"batch-size": 16, "local-epochs": 2}}
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": f"{APPS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",

@@ -17,15 +17,7 @@ from tests.commands import coterie
 from tests.e2e import planted
 from tests.e2e.gated import TASK
 from tests.e2e.organisations import Organisations
-from tests.e2e.runs import (
-    HCCT,
-    KEYS,
-    finished,
-    hashes_of,
-    in_process,
-    record_of,
-    spec,
-)
+from tests.e2e.runs import HCCT, KEYS, finished, hashes_of, in_process, record_of, spec
 from tests.e2e.trio import Trio
 
 PLANT = 77

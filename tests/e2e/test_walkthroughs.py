@@ -19,8 +19,7 @@ from tests.e2e.runs import until
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(
-    r"^```(\w+)( title=\"in its own terminal[^\n]*)?\n(.*?)^```",
-    flags=re.DOTALL | re.MULTILINE,
+    r"^```(\w+)( title=\"in its own terminal[^\n]*)?\n(.*?)^```", flags=re.DOTALL | re.MULTILINE
 )
 
 

@@ -17,13 +17,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.features.sums.contract import (
-    Arrays,
-    Family,
-    Layout,
-    Question,
-    State,
-)
+from coterie.features.sums.contract import Arrays, Family, Layout, Question, State
 from coterie.features.sums.regression.newton import COUNT, Regression
 from coterie.features.sums.regression.numbers import LEVEL
 

@@ -106,11 +106,7 @@ class Grown:
         return replace(self, silos=silos, sides=np.zeros((*nodes, len(silos) + 1), np.int8))
 
 
-def grow(
-    growing: Sequence[Growing],
-    now: Round,
-    minimums: Mapping[str, int],
-) -> Exchanges[None]:
+def grow(growing: Sequence[Growing], now: Round, minimums: Mapping[str, int]) -> Exchanges[None]:
     """Put the questions of all groups, one of each in an exchange."""
     while asking := [(i, one) for i, one in enumerate(growing) if one.here and not one.over]:
         answers = yield [
@@ -186,10 +182,7 @@ class Growing:
         return questions.for_silo(self.question, self._sides, self.grown.number_of(name))
 
     def receive(
-        self,
-        updates: Mapping[str, Update],
-        missing: Mapping[str, str],
-        minimums: Mapping[str, int],
+        self, updates: Mapping[str, Update], missing: Mapping[str, str], minimums: Mapping[str, int]
     ) -> None:
         """Add the answers up and go on; without a silo that gave none, ask the others again."""
         parts, lost = list[Any](), {}

@@ -15,13 +15,7 @@ from coterie.server.runs.record.contents import (
     errors_of,
 )
 from coterie.server.runs.record.format import event_of, run_of
-from coterie.server.runs.record.grouping import (
-    FloatArray,
-    Grouping,
-    Square,
-    Structure,
-    Unlabelled,
-)
+from coterie.server.runs.record.grouping import FloatArray, Grouping, Square, Structure, Unlabelled
 from coterie.server.runs.record.race import Entrant, Placement, Verdict
 from coterie.server.runs.record.reading import (
     EVENTS,

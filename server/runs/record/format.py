@@ -13,14 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie import wire
-from coterie.server.runs.record.contents import (
-    Budget,
-    Evaluations,
-    Event,
-    Round,
-    Run,
-    SiloFacts,
-)
+from coterie.server.runs.record.contents import Budget, Evaluations, Event, Round, Run, SiloFacts
 from coterie.server.runs.record.metrics import mean_accuracy
 from coterie.server.runs.record.values import Fields, clean_within, known, plain
 from coterie.strategies.rounds.reports import PhaseReport, SiloReport

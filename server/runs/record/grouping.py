@@ -10,11 +10,7 @@ from typing import Any, Generic, Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.server.runs.record.race import (
-    Entrant,
-    Placement,
-    verdict_of,
-)
+from coterie.server.runs.record.race import Entrant, Placement, verdict_of
 from coterie.server.runs.record.values import Fields, Groups, Kind
 from coterie.strategies.errors import refused
 

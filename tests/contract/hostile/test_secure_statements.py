@@ -20,12 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import Message
 
 from coterie import wire
-from coterie.features.secure.protocol import (
-    encode_peers,
-    from_fixed,
-    largest_of,
-    training_digest,
-)
+from coterie.features.secure.protocol import encode_peers, from_fixed, largest_of, training_digest
 from coterie.wire.enrolment import fingerprint_of_key
 from coterie.wire.games import Game
 from coterie.wire.statements import Statement, decode_statement

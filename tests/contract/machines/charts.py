@@ -11,10 +11,7 @@ import yaml
 CHARTS = Path(__file__).parents[3] / "docker/chart"
 KUBERNETES = ("1.28", "1.37")
 """The oldest and the newest whose schemas the manifests are held against."""
-COORDINATOR: dict[str, Any] = {
-    "addresses": ["study:9092"],
-    "tls": {"existingSecret": "study-ca"},
-}
+COORDINATOR: dict[str, Any] = {"addresses": ["study:9092"], "tls": {"existingSecret": "study-ca"}}
 SILO: dict[str, Any] = {
     "siloToml": 'name = "hospital-a"\ntask = "digits"\n',
     "existingSecret": "hospital-a",

@@ -25,8 +25,7 @@ def service_of(name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "what"),
-    [("coterie", "health"), ("coterie-silo", "health"), ("coterie-silo", "watch")],
+    ("name", "what"), [("coterie", "health"), ("coterie-silo", "health"), ("coterie-silo", "watch")]
 )
 def test_a_unit_keeps_its_process_in_its_folder_and_so_does_a_timers(name: str, what: str) -> None:
     own, look = service_of(f"{name}@.service"), service_of(f"{name}-{what}@.service")

@@ -21,15 +21,7 @@ from coterie.engine.inprocess import InProcessGrid
 from coterie.strategies.rounds.result import RunResult
 from coterie.tasks.base import Option, SiloData, Task
 from coterie.tasks.problems import Numbers
-from tests.kit import (
-    CutGrid,
-    Node,
-    Tap,
-    assert_same_models,
-    interrupted,
-    restart_silos,
-    run,
-)
+from tests.kit import CutGrid, Node, Tap, assert_same_models, interrupted, restart_silos, run
 
 SIZES = {"a": 30, "b": 45, "c": 60}
 KEYS: dict[str, Any] = {

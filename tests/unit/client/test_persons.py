@@ -238,8 +238,7 @@ def test_intervals_are_of_persons() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "batch", "said"),
-    [(1, 47, "use 10"), (1, 48, ""), (6, 8, ""), (0, 8, "")],
+    ("steps", "batch", "said"), [(1, 47, "use 10"), (1, 48, ""), (6, 8, ""), (0, 8, "")]
 )
 def test_an_update_has_as_many_persons_behind_it_as_the_silo_wants(
     steps: int, batch: int, said: str, tmp_path: Path

@@ -203,10 +203,7 @@ def test_without_privacy_a_silo_trains_as_ever() -> None:
     session = open_session(settings)
     start = read_weights(session.model)
     models = []
-    for own in (
-        session.train,
-        partial(train, session.task, session.model),
-    ):
+    for own in (session.train, partial(train, session.task, session.model)):
         load_weights(session.model, start)
         loss = own(session.data.train, plan, seed=3)
         models.append({**read_weights(session.model), "loss": np.array(loss)})

@@ -28,13 +28,7 @@ from coterie.strategies.rounds.replies import Checked, ReplyError
 from coterie.strategies.rounds.roster import Silo
 from coterie.strategies.rounds.stage import Came, Outcome, Played
 from coterie.wire.formats import SCALES
-from tests.conftest import (
-    arrays_of,
-    assert_equal_models,
-    plain_app,
-    plain_initial,
-    plain_nodes,
-)
+from tests.conftest import arrays_of, assert_equal_models, plain_app, plain_initial, plain_nodes
 from tests.kit import Tap, ask, reason, restart_silos
 from tests.unit.client.kinds import Kinds, nodes_of, play
 

@@ -191,10 +191,7 @@ def test_what_a_person_can_mend_is_one_line(
     ],
 )
 def test_a_home_folder_that_nobody_has_is_one_line(
-    line: list[str],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    line: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("COTERIE_RUNS", raising=False)
     monkeypatch.setenv("COTERIE_HOME", "~typo")
@@ -222,25 +219,16 @@ def test_an_account_without_a_home_folder_is_told_what_to_set(
         ("run --set lr", "coterie: --set takes KEY=VALUE. Got 'lr'."),
         ("run --task.smooth", "coterie: --task.smooth needs a value: --task.smooth VALUE."),
         ("run resume first hcct", "coterie: --resume continues first with"),
-        (
-            "runs stop x --federation a --superlink b",
-            "coterie: --federation and --superlink",
-        ),
+        ("runs stop x --federation a --superlink b", "coterie: --federation and --superlink"),
         ("simulate x.toml --workdir y", "coterie: --workdir is the folder for the processes' logs"),
-        (
-            "federation init made",
-            "coterie: say where silos reach this",
-        ),
+        ("federation init made", "coterie: say where silos reach this"),
         ("federation init made --renew --address x", "and leave out --address."),
         ("members erase", "coterie: name either a silo, or a statement with --verify."),
         (
             "superlink --metrics-address 127.0.0.1:1",
             "coterie: --metrics-address serves the numbers of a fed",
         ),
-        (
-            "runs --runs-dir x watch",
-            "coterie: --runs-dir stands before a command",
-        ),
+        ("runs --runs-dir x watch", "coterie: --runs-dir stands before a command"),
         ("silo serve --threads 2", "coterie: --threads replaces a setting of a silo's folder"),
         ("silo serve --mod x:y", "coterie: --mod requires --app."),
         ("silo calibrate --sensitivity 2", "coterie: --sensitivity must be above 0 and at"),

@@ -394,10 +394,7 @@ def test_silos_can_be_cut_from_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
         (WHOLE.replace("seeds = [0, 3]", "seeds = []"), "seeds"),
         (WHOLE.replace("seeds = [0, 3]", "seeds = [3, 3]"), "seeds must differ"),
         (WHOLE.replace("seeds = [0, 3]", ""), "key 'seeds' is missing"),
-        (
-            WHOLE.replace("target", "tarjet"),
-            "unknown key 'tarjet': the nearest is target",
-        ),
+        (WHOLE.replace("target", "tarjet"), "unknown key 'tarjet': the nearest is target"),
         (WHOLE.replace("0.99", "7"), "target: the metric is error, so it must be between 0 and 1"),
         (WHOLE.replace('name = "b"', 'name = "a"'), "two silos are called 'a'"),
         (WHOLE.replace('name = "b"', 'name = "b b"'), "a silo's name may have only letters"),

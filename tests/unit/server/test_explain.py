@@ -29,10 +29,7 @@ def record(**changes: Any) -> dict[str, Any]:
         "alphas": [ALPHA] * 3,
         "sizes": list(SIZES.values()),
     }
-    return {
-        "config": {"strategy": "hcct", "alpha": ALPHA},
-        "rounds": [entry | changes],
-    }
+    return {"config": {"strategy": "hcct", "alpha": ALPHA}, "rounds": [entry | changes]}
 
 
 def explain(entries: dict[str, Any]) -> tuple[int, list[Reason]]:

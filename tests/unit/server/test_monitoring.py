@@ -59,10 +59,7 @@ class FakeControl:
         return [Node(1, "key", "online", 10.0, 20.0), Node(2, "other", "unregistered")]
 
     def runs(self) -> list[RunInfo]:
-        return [
-            RunInfo(1, "finished", "failed", "", ""),
-            RunInfo(2, "running", "", "", ""),
-        ]
+        return [RunInfo(1, "finished", "failed", "", ""), RunInfo(2, "running", "", "", "")]
 
 
 @pytest.fixture

@@ -21,12 +21,7 @@ from coterie.client.app import app
 from coterie.engine.inprocess import InProcessGrid
 from coterie.server.paths import default_runs_dir
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.record import (
-    Recorder,
-    read_unfinished,
-    read_whole,
-    recorder,
-)
+from coterie.server.runs.record import Recorder, read_unfinished, read_whole, recorder
 from coterie.server.runs.record.follow import events
 from coterie.server.runs.record.metrics import Lead
 from coterie.server.runs.run import _line, execute

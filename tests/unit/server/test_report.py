@@ -542,11 +542,7 @@ def test_the_run_of_most_silos_is_compared(tmp_path: Path) -> None:
         ),
         ("common", "hcct-1", "--baseline-global must name a run other than the reported hcct-1"),
         ("alone", "independent-2", "independent-2 is a run of independent, running"),
-        (
-            "alone",
-            "independent-3",
-            "a run of the same task, digits. independent-3 has task mnist",
-        ),
+        ("alone", "independent-3", "a run of the same task, digits. independent-3 has task mnist"),
         (
             "alone",
             "independent-4",

@@ -21,12 +21,7 @@ from coterie.server.report.similarity import interval_text
 from coterie.server.runs.record.format import run_of
 from coterie.strategies import FedCollab, RunResult
 from coterie.strategies.fedcollab.algorithm import FedCollab as Structuring
-from coterie.strategies.fedcollab.algorithm import (
-    FedCollabState,
-    Structure,
-    _settled,
-    _split_known,
-)
+from coterie.strategies.fedcollab.algorithm import FedCollabState, Structure, _settled, _split_known
 from coterie.strategies.fedcollab.discriminators import Discriminators, Measurement
 from coterie.strategies.fedcollab.starts import starts
 from coterie.strategies.partition.distance import Distance

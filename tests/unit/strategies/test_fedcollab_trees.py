@@ -15,14 +15,7 @@ from coterie.strategies.errors import FederationError
 from coterie.strategies.fedcollab import trees
 from coterie.strategies.rounds.members import Members
 from tests.conftest import assert_equal_models
-from tests.kit import (
-    CutGrid,
-    assert_same_models,
-    interrupted,
-    mean_error,
-    restart_silos,
-    run,
-)
+from tests.kit import CutGrid, assert_same_models, interrupted, mean_error, restart_silos, run
 from tests.unit.strategies.test_arriving_trees import models_of, sites
 
 KEYS: dict[str, Any] = {"task": "study", "strategy": "fedcollab", "c": "auto", "rounds": 4}

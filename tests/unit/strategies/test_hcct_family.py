@@ -16,11 +16,7 @@ from coterie.server.runs.config import RunConfig
 from coterie.server.study.demo import hidden_groups, silos
 from coterie.strategies import HCCT
 from coterie.strategies.errors import FederationError
-from coterie.strategies.hcct.alpha import (
-    Found,
-    Landscape,
-    difference,
-)
+from coterie.strategies.hcct.alpha import Found, Landscape, difference
 from coterie.strategies.partition.solvers import optimal
 from coterie.strategies.rounds.result import RunResult
 from coterie.strategies.rounds.roster import DescribedRoster

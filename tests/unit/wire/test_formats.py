@@ -18,13 +18,7 @@ from coterie.wire import (
     round_model,
     round_update,
 )
-from coterie.wire.formats import (
-    HUGE,
-    KINDS,
-    LEAST_VECTOR,
-    SCALES,
-    Rounded,
-)
+from coterie.wire.formats import HUGE, KINDS, LEAST_VECTOR, SCALES, Rounded
 from coterie.wire.half_precision import PART, largest_of, narrow, widened
 from tests.conftest import assert_equal_models
 
