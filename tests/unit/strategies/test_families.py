@@ -38,15 +38,7 @@ from coterie.strategies.rounds.roster import Silo
 from coterie.tasks import families
 from tests.commands import coterie
 from tests.conftest import assert_equal_models
-from tests.kit import (
-    CutGrid,
-    Tap,
-    ask,
-    assert_same_models,
-    interrupted,
-    restart_silos,
-    run,
-)
+from tests.kit import CutGrid, Tap, ask, assert_same_models, interrupted, restart_silos, run
 from tests.tables import site, written
 from tests.unit.strategies.test_grown_trees import COLUMNS, STUDY, drawn
 

@@ -68,10 +68,7 @@ def trained(
         generators, quality = train_generators(
             generators, heads, layers, plan=plan, rngs=rngs(len(heads), round)
         )
-    return (
-        float(np.mean([q.others for q in quality])),
-        float(np.mean([q.own for q in quality])),
-    )
+    return (float(np.mean([q.others for q in quality])), float(np.mean([q.own for q in quality])))
 
 
 # ---------------------------------------------------------------- the reversal

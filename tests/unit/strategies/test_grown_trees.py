@@ -26,13 +26,7 @@ from coterie.features.sums.trees.asking import Growing, Grown
 from coterie.features.sums.trees.coordinator import Trees
 from coterie.features.sums.trees.ensemble import Ensemble
 from coterie.features.sums.trees.growth import Level, Settings
-from coterie.features.sums.trees.histograms import (
-    Rows,
-    floored,
-    of_classes,
-    of_labels,
-    of_numbers,
-)
+from coterie.features.sums.trees.histograms import Rows, floored, of_classes, of_labels, of_numbers
 from coterie.features.sums.trees.together import grown
 from coterie.server.report.command import write_report
 from coterie.strategies import RunResult

@@ -241,10 +241,7 @@ def updates_of(models: list[Any], counts: list[float]) -> list[Update]:
     ]
 
 
-@given(
-    st.lists(st.floats(1, 1e9), min_size=1, max_size=12),
-    st.floats(0.05, 1.0),
-)
+@given(st.lists(st.floats(1, 1e9), min_size=1, max_size=12), st.floats(0.05, 1.0))
 def test_no_weight_is_above_its_share_and_only_too_large_ones_change(
     weights: list[float], share: float
 ) -> None:

@@ -25,13 +25,7 @@ from coterie.strategies.rounds.algorithm import Round
 from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.result import RunResult
 from coterie.strategies.rounds.roster import Silo
-from tests.kit import (
-    CutGrid,
-    assert_same_models,
-    interrupted,
-    restart_silos,
-    run,
-)
+from tests.kit import CutGrid, assert_same_models, interrupted, restart_silos, run
 from tests.unit.strategies.test_pooling import TASK, losses, silos
 
 LEVELS = [-3.0, -1.0, 1.0, 3.0]

@@ -177,9 +177,7 @@ def test_it_trains_nothing_and_nobody_trains_otherwise_for_it(
         assert_equal_models(result.models[name], model)
 
 
-def test_what_leaves_it_is_in_its_ledger_and_holds_no_label(
-    placed: tuple[RunResult, Path],
-) -> None:
+def test_what_leaves_it_is_in_its_ledger_and_holds_no_label(placed: tuple[RunResult, Path]) -> None:
     _, folder = placed
     entries = list(read(folder / "home"))
     assert {entry["type"] for entry in entries} == {
