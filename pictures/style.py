@@ -106,7 +106,6 @@ class Drawing:
     tips: dict[str, str] = field(default_factory=dict)
 
     def tip(self, artist: Any, text: str) -> None:
-        """Set an artist's tooltip."""
         gid = f"tip-{len(self.tips)}"
         artist.set_gid(gid)
         self.tips[gid] = text
@@ -139,7 +138,6 @@ def canvas(
 
 
 def css_variables(colours: Mapping[str, str]) -> str:
-    """Return CSS variable declarations."""
     return " ".join(f"--{name}: {value};" for name, value in colours.items())
 
 

@@ -23,7 +23,6 @@ VERSION = 2, 1, 0
 
 
 def xgboost_json(model: Trees, problem: Problem, temperature: float) -> bytes:
-    """Return the content of the file."""
     arrays = {name: one.detach().cpu().numpy() for name, one in model.state_dict().items()}
     leaf, base = (arrays[name].astype(np.float64) for name in ("leaf", "base"))
     outputs, columns = len(base), len(arrays["gain"])

@@ -178,7 +178,6 @@ class Home:
 
     @property
     def key_file(self) -> Path:
-        """The path of the private key."""
         return self.folder / "key.pem"
 
     def key(self) -> ec.EllipticCurvePrivateKey:
@@ -199,7 +198,6 @@ class Home:
             raise SettingsError(str(error)) from None
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of the key."""
         return enrolment.fingerprint_of_key(enrolment.public_pem(self.key().public_key()))
 
     def request(self) -> str:

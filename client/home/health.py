@@ -17,7 +17,6 @@ SILENT_S, GONE_S = 60.0, 300.0
 
 
 def findings(folder: Path) -> Iterator[Finding]:
-    """Yield the findings about the silo with this folder."""
     yield _process(folder)
     yield _contact(folder)
     yield disk(folder)

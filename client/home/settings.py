@@ -193,7 +193,6 @@ class SiloSettings:
 
     @property
     def trains(self) -> bool:
-        """Whether the silo trains."""
         return not (self.unlabelled or self.tests)
 
     def studies(self) -> list[SiloSettings]:

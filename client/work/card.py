@@ -318,7 +318,6 @@ def _how_trained(card: Card) -> str:
 
 
 def _text(card: Card, file: Path) -> str:
-    """Return the card as Markdown."""
     rows = {
         **_origin_rows(card),
         **_sample_rows(card),

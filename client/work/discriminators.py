@@ -118,7 +118,6 @@ class Pairs:
         return _num_bytes(self.module) // (2 if self.short else 1)
 
     def arrays(self) -> Model:
-        """Return the stack as arrays to send."""
         kind = np.float16 if self.short else np.float32
         return {n: p.cpu().numpy().astype(kind, copy=False) for n, p in self.stack.items()}
 

@@ -214,7 +214,6 @@ def _mean_outputs(model: nn.Module, members: Sequence[Model], x: Nest) -> torch.
 
 
 def join(parts: Sequence[Evidence]) -> Evidence:
-    """Concatenate the evidence of all batches."""
     return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
 
 

@@ -66,7 +66,6 @@ class Request:
 
     @property
     def run(self) -> str:
-        """The run's name."""
         return str(self.config.get(wire.RUN, "run"))
 
     @property
@@ -76,7 +75,6 @@ class Request:
 
     @property
     def run_seed(self) -> int:
-        """The run's seed."""
         seed: int = self.value(wire.SEED)
         return seed
 
@@ -96,7 +94,6 @@ class Request:
         return not self.purpose and wire.kind_of(kind).secret
 
     def round_number(self, *, default: int | None = None) -> int:
-        """Return the round's number."""
         return self.integer(wire.ROUND, minimum=0, default=default)
 
     def checked(self) -> Request:
@@ -262,7 +259,6 @@ class Request:
         return wire.restore_model(wire.decode_arrays(record), like)
 
     def plan(self) -> TrainPlan:
-        """Return the training plan that the message asks for."""
         plan = replace(
             self.way(),
             epochs=self.value(wire.LOCAL_EPOCHS),

@@ -91,7 +91,6 @@ _ANSWER = TypeAdapter(Answer)
 
 
 def encode_answer(answer: Answer) -> RecordDict:
-    """Return the content of the reply."""
     text = _ANSWER.dump_json(answer, exclude_defaults=True).decode()
     return RecordDict({CONFIG: ConfigRecord({ANSWER: text})})
 

@@ -48,7 +48,6 @@ class Given:
     only: bool = False
 
     def may_go_to(self, silo: str) -> bool:
-        """Return whether this silo is sent the model."""
         return not self.only or silo in self.group
 
 

@@ -166,7 +166,6 @@ def _answered(
 
 
 def _of_family(session: Session, model: wire.Model) -> Session:
-    """Return the session of the family that a model is of."""
     fits = (own for own in session.whole if travelling(own.model).keys() == model.keys())
     return next(fits, session.whole[0])
 

@@ -63,7 +63,6 @@ class Families(Stage):
 
 
 def family_of(model: Model) -> str:
-    """Return the family of a model."""
     model = sent_for(model)
     return wire.TREES if is_seen(model) and OF_TREES in model else wire.NETWORK
 

@@ -132,7 +132,6 @@ def bound(
 
 
 def _trains(update: Update) -> bool:
-    """Return whether an update is a training, not an evaluation."""
     return update.kind.split(".")[0] != wire.EVALUATE
 
 

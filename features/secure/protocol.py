@@ -205,7 +205,6 @@ class Sum:
         return tuple(self.counts)
 
     def block_of(self, name: str) -> Block:
-        """Return the block of a member."""
         return next(block for block in self.blocks if name in dict(block))
 
     def counts_by_samples(self, block: Block) -> bool:
@@ -222,7 +221,6 @@ class Sum:
         )
 
     def encode(self) -> str:
-        """Return the sum as text."""
         limit = () if self.limit is None else (self.limit.norm, self.limit.samples)
         stated = {name: one.encode() for name, one in self.statements.items()}
         return json.dumps([self.run, self.round, self.purpose, self.blocks, stated, *limit])

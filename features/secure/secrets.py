@@ -108,7 +108,6 @@ class RunSecrets:
         return _derived(self.seed, b"coterie projection " + name.encode())
 
     def with_seed(self, seed: bytes) -> RunSecrets:
-        """Keep this seed."""
         if seed == self.seed:
             return self
         return _keep(replace(self, seed=seed))

@@ -205,7 +205,6 @@ def decode_question(content: RecordDict, config: Mapping[str, object]) -> Questi
 
 
 def encode_answer(answer: Answer) -> RecordDict:
-    """Return the content of a reply."""
     arrays = wire.encode_arrays({**answer.arrays}, packed=True)
     words = ConfigRecord({WORDS: json.dumps(answer.words)})
     return RecordDict({wire.ARRAYS: arrays, wire.CONFIG: words})

@@ -84,7 +84,6 @@ class Place:
     found: bool
 
     def entry(self) -> dict[str, Any]:
-        """Return the record's entry."""
         return {
             "group": list(self.groups[0].group) if self.found else [],
             "why": self.why,

@@ -38,7 +38,6 @@ class Fit:
         return _or_last(self.error), _or_last(self.loss), self.group
 
     def entry(self) -> dict[str, Any]:
-        """Return the record's entry."""
         known = {"error": self.error, "loss": self.loss}
         return {
             "silos": list(self.group),

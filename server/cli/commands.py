@@ -322,7 +322,6 @@ def _as_tree(rows: Sequence[_Row]) -> Iterator[_Row]:
 
 
 def print_run(name: str, root: Path | None, *, as_json: bool = False) -> None:
-    """Print the facts of one recorded run."""
     folder = reading.find_run(name, root)
     row = _summary(folder)
     if as_json:

@@ -22,29 +22,24 @@ CONTROL_API = "127.0.0.1:9093"
 
 
 def expand(value: Path | None) -> Path | None:
-    """Expand ``~`` in a path."""
     from coterie.server.paths import place
 
     return value if value is None else place(value)
 
 
 def folder_option(text: str, *names: str) -> Any:
-    """Make an option for a folder."""
     return typer.Option(*names, metavar="FOLDER", help=text, file_okay=False, callback=expand)
 
 
 def file_option(text: str, *names: str) -> Any:
-    """Make an option for a file."""
     return typer.Option(*names, metavar="FILE", help=text, dir_okay=False, callback=expand)
 
 
 def file_argument(text: str) -> Any:
-    """Make an argument for a file."""
     return typer.Argument(help=text, dir_okay=False, callback=expand)
 
 
 def port(text: str) -> Any:
-    """Make an option for a port to listen on."""
     return typer.Option(min=1, max=MAX_PORT, help=text)
 
 

@@ -17,7 +17,6 @@ from coterie.strategies.rounds.reports import PhaseReport, SiloReport
 
 
 def seconds_picture(story: Story) -> Picture | None:
-    """Draw the wall seconds per phase."""
     rounds = [seconds for one in story.run.rounds if (seconds := one.phase_seconds)]
     if not rounds:
         return None
@@ -96,7 +95,6 @@ def silo_seconds_picture(story: Story) -> Picture | None:
 
 
 def bytes_picture(story: Story) -> Picture | None:
-    """Draw the bytes to and from each silo."""
     totals = _per_silo(
         story,
         lambda silo: {

@@ -252,7 +252,6 @@ def _print_sentences(console: Console, run: Run, found: Explanation, silo: str |
 
 
 def _only(silo: str | None, number: int, known: Mapping[str, Said]) -> Mapping[str, Said]:
-    """Return what is said of one silo, or of all."""
     if silo is not None and silo not in known:
         raise refused(f"no silo {silo!r} in round {number}. There are: {', '.join(known)}.")
     return known if silo is None else {silo: known[silo]}
@@ -298,5 +297,4 @@ def _cells(reason: Reason, letters: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def end_text(value: float) -> str:
-    """Format an end of an interval."""
     return "∞" if math.isinf(value) else f"{value:.3g}"

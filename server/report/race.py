@@ -101,7 +101,6 @@ def explain_race(run: Run, *, number: int | None = None) -> Explanation:
 
 
 def _explained(run: Run, number: int | None) -> Explanation:
-    """Explain the groups of one family."""
     rounds = [one for one in run.rounds if number is None or one.round <= number]
     if not rounds or number not in (None, rounds[-1].round):
         raise refused(

@@ -462,7 +462,6 @@ def _pictures(groups: Sequence[Group]) -> Iterator[Picture]:
 
 
 def colours(count: int) -> list[str]:
-    """Return a colour for each of some groups."""
     return [LIGHT[GROUPS[i % len(GROUPS)]] for i in range(count)]
 
 
@@ -481,7 +480,6 @@ def _ratio(one: Estimate) -> str:
 
 
 def interval(low: float, high: float) -> str:
-    """Return an interval as text."""
     return f"{wire.readable(low)} to {wire.readable(high)}"
 
 

@@ -20,7 +20,6 @@ Shown = Callable[[Progress], AbstractContextManager[Callable[[Event], None]]]
 
 @contextmanager
 def nothing(progress: Progress) -> Iterator[Callable[[Event], None]]:
-    """Show nothing."""
     yield lambda event: None
 
 
@@ -28,7 +27,6 @@ NOTHING: Shown = nothing
 
 
 def on_console(console: Console) -> Shown:
-    """Return the display on a console."""
     return partial(showing, console)
 
 

@@ -31,7 +31,6 @@ MOST_NAMED_ALONE = 6
 
 
 def groups_picture(story: Story) -> Picture | str:
-    """Draw the groups over rounds."""
     history = story.history
     if not history.stretches:
         return "no groups over rounds: no round is recorded"
@@ -102,7 +101,6 @@ def _or_last(gain: float, otherwise: float) -> float:
 
 
 def curves_picture(story: Story) -> Picture | None:
-    """Draw the errors over rounds."""
     points = {one.round: one.errors for one in story.run.rounds if one.errors}
     if not points:
         return None
@@ -130,7 +128,6 @@ def curves_picture(story: Story) -> Picture | None:
 
 
 def loss_picture(story: Story) -> Picture | None:
-    """Draw the training loss over rounds."""
     caption = "Mean loss of local training in every round, by group."
     return _by_group(story, "loss", "Training loss", caption, "loss", lambda s: s.train_loss)
 

@@ -246,7 +246,6 @@ def collaboration_text(figures: Collaboration, lead: Lead) -> str:
 
 
 def megabytes(count: int) -> str:
-    """Format bytes as megabytes."""
     return f"{count / 1e6:.1f} MB moved"
 
 

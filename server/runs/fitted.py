@@ -48,12 +48,10 @@ class Fitted:
 
     @property
     def groups(self) -> tuple[Fit, ...]:
-        """The fits of groups."""
         return tuple(fit for fit in self.fits.fits if not fit.name.startswith(ALONE))
 
     @property
     def alone(self) -> dict[str, Fit]:
-        """Silo → its fit alone."""
         fits = (fit for fit in self.fits.fits if fit.name.startswith(ALONE))
         return {fit.name.removeprefix(ALONE): fit for fit in fits}
 

@@ -85,7 +85,6 @@ def run_folder(config: RunConfig, *, run_id: int) -> Path:
 
 
 def folder_name(label: str, run_id: int) -> str:
-    """Return the name of a run's folder."""
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', label)}-{run_id}"
 
 
@@ -166,7 +165,6 @@ class RecordingRoster:
         return here
 
     def answered(self, node_ids: Sequence[int], message_type: str) -> None:
-        """Record which silos have answered."""
         if silos := self._named(node_ids):
             self.record.event("answer", work=message_type, silos=silos)
 

@@ -99,7 +99,6 @@ class Tracking:
         self._each(lambda tracker: tracker.log(figures, step))
 
     def register(self, run: Run) -> None:
-        """Register the models of the run, which has completed."""
         self._each(lambda tracker: tracker.register(run))
 
     def _each(self, work: Callable[[Tracker], None]) -> None:

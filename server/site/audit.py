@@ -82,7 +82,6 @@ class Log:
 
     @property
     def last(self) -> str:
-        """The hash of the last line."""
         return self.hash_of(len(self.hashes))
 
     @property

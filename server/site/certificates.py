@@ -91,14 +91,12 @@ def ends(certificate: Path) -> datetime:
 
 
 def covers(certificate: Path, names: Sequence[str]) -> bool:
-    """Return whether a server certificate covers all these names."""
     loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
     held = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return {_alternative(name) for name in names} <= set(held)
 
 
 def belongs_to(certificate: Path, key: Path) -> bool:
-    """Return whether a certificate belongs to this private key."""
     loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
     return loaded.public_key() == private_key(key).public_key()
 

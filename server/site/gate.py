@@ -207,7 +207,6 @@ def _act_of(raw: bytes) -> Act:
 
 
 def _settings(request: Any) -> dict[str, str]:
-    """Return the keys of a run as submitted."""
     return {key: plain_text(value, 200) for key, value in settings_of(request).items()}
 
 

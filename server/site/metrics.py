@@ -141,7 +141,6 @@ class Collector:
         self._meter = RunsMeter(federation.runs)
 
     def __call__(self) -> Iterator[Sample]:
-        """Yield all current samples."""
         yield Sample(BUILD, 1, {"version": version("coterie")})
         yield from self._runs()
         yield from self._silos()

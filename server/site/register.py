@@ -34,7 +34,6 @@ class Keyed:
 
     @property
     def fingerprint(self) -> str:
-        """The key's fingerprint."""
         return fingerprint_of_key(self.key.encode())
 
 

@@ -185,7 +185,6 @@ class Comparison:
         }
 
     def silos(self, repeat: Repeat) -> list[SiloSpec]:
-        """Return the silos of a repeat."""
         file, seed = self.file, repeat.seed
         if not isinstance(file.silos, int):
             data = {"data": file.data} if file.data else {}
@@ -219,7 +218,6 @@ class Comparison:
         ]
 
     def keys(self, name: str, repeat: Repeat) -> dict[str, Any]:
-        """Return all keys of one run."""
         return {
             **self.runs[name],
             "task": self.task,

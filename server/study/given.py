@@ -58,7 +58,6 @@ class Given:
 
     @property
     def names(self) -> list[str]:
-        """The silos' names."""
         return [spec.name for spec in self.specs]
 
 

@@ -297,7 +297,6 @@ def errors_of(trial: Trial) -> list[dict[str, Found]]:
 
 
 def mean_error(found: Mapping[str, Found]) -> float:
-    """Return the mean error over silos."""
     return float(np.mean([one.error for one in found.values()]))
 
 

@@ -70,12 +70,10 @@ class LeaveOneOut(Algorithm[State]):
 
     @property
     def given(self) -> tuple[Group, ...]:
-        """The groups of several silos."""
         groups = (text.split(",") for text in self.given_groups.split(";"))
         return tuple(tuple(sorted(group)) for group in groups if len(group) > 1)
 
     def variants(self) -> Iterator[Variant]:
-        """Yield every further training."""
         for time in range(TIMES):
             number = 0
             for place, group in enumerate(self.given):

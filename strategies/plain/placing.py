@@ -56,7 +56,6 @@ class Direction:
 
 
 def direction_of(updates: Updates) -> Direction:
-    """Return the direction of a group."""
     changed = [compared(update) for update in updates]
     noise = sum(update.noise_in(own) for update, own in zip(updates, changed, strict=True))
     return Direction(plain_mean(changed), noise / len(updates) ** 2)

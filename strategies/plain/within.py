@@ -242,14 +242,12 @@ class Within(Options):
 
     @property
     def inside(self) -> Inside:
-        """The algorithm."""
         fields = {name: getattr(self, name) for name in OWN_FIELDS[self.algorithm]}
         made: Inside = KINDS[self.algorithm](**fields)
         return made
 
     @property
     def is_usual(self) -> bool:
-        """Whether it is plain averaging."""
         return self.algorithm == "fedavg"
 
     def problems(self, training: Config) -> Iterator[str]:

@@ -124,7 +124,6 @@ class CFL(Algorithm[CFLState]):
         return CFLState(Members(initial), {0: initial})
 
     def newcomer_model(self, state: CFLState) -> Model:
-        """Return the root's model."""
         return state.splits[0].model if state.splits else state.group_models[0]
 
     def welcome(self, state: CFLState, new: frozenset[str], now: Round) -> CFLState:

@@ -123,7 +123,6 @@ class OneGroup(OneModel[Plain]):
 
     @property
     def inside(self) -> Inside:
-        """The algorithm."""
         raise NotImplementedError
 
     @property

@@ -46,7 +46,6 @@ class Regressing:
     """Answers questions of regressions and survival curves from the silo's rows."""
 
     def family(self, settings: Mapping[str, Any]) -> Family:
-        """Return the family."""
         return family_of(settings)
 
     def answer(self, question: Question, rows: Rows, least: int, may: May) -> Answer:

@@ -50,7 +50,6 @@ class Survival:
     name: ClassVar[str] = "regression"
 
     def layout(self, question: Question, words: Sequence[str]) -> Layout:
-        """Return the shapes of an answer."""
         if question.arrays or tuple(words) != WORDS:
             raise ValueError("a survival curve asks once, and for time and event")
         size = (len(times_of(question.settings)),)
@@ -78,7 +77,6 @@ class Survival:
         return State(words=state.words, step=state.step)
 
     def next(self, settings: Mapping[str, Any], state: State, total: Arrays) -> State:
-        """Return the counts as the result."""
         return replace(state, arrays=dict(total), done=True)
 
 

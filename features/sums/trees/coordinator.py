@@ -85,7 +85,6 @@ class Growth(Options):
 
     @property
     def growth(self) -> Settings:
-        """Return the settings of the trees."""
         return Settings(self.tree_rate, self.leaf_penalty, self.leaf_rows)
 
     def entry_at_home(self, raced: int = 0) -> Config:
@@ -163,7 +162,6 @@ class Trees(Growth, Algorithm[TreesState]):
 
     @property
     def given(self) -> tuple[Group, ...]:
-        """The groups that are given."""
         groups = (text.split(",") for text in self.given_groups.split(";"))
         named = (tuple(sorted(filter(None, map(str.strip, group)))) for group in groups)
         return tuple(filter(None, named))
@@ -323,7 +321,6 @@ class Trees(Growth, Algorithm[TreesState]):
         return len(group) == 1 and (key == group[0] or not self._of(state, group).edges)
 
     def _at_home(self, state: TreesState) -> list[str]:
-        """Return silos that grow trees at home."""
         return sorted(group[0] for group in state.members.groups if self._is_alone(group, state))
 
     def _apart(self, groups: Iterable[Group], state: TreesState) -> Iterator[Group]:
@@ -363,7 +360,6 @@ def _of_trial(silo: Silo) -> Config:
 
 
 def is_trees(model: Arrays) -> bool:
-    """Return whether a model is trees."""
     try:
         Ensemble.of(model)
     except (KeyError, ValueError):
@@ -392,5 +388,4 @@ def require_rounds(trees: Arrays, rounds: int, least: int) -> None:
 
 
 def depth_of(trees: Arrays) -> int:
-    """Return the depth of a model's trees."""
     return int(trees["leaf"].shape[2]).bit_length() - 1

@@ -54,7 +54,6 @@ class Ensemble:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return the names of the arrays."""
         return tuple(field.name for field in fields(cls))
 
     @classmethod
@@ -104,7 +103,6 @@ class Ensemble:
         return type(self)(*(array.copy() for array in self.arrays().values()))
 
     def equals(self, other: Self) -> bool:
-        """Return whether all arrays are the same."""
         return all(map(np.array_equal, self.arrays().values(), other.arrays().values()))
 
     def nodes(

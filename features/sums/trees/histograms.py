@@ -91,7 +91,6 @@ class Rows:
         return 1 if self.derivatives is of_survival else self.targets.shape[1]
 
     def counts(self, cells: Sequence[bins.Ints]) -> list[bins.Ints]:
-        """Return the rows in each column's cells."""
         columns = zip(self.x.T, cells, strict=True)
         return [_joined(bins.counted(column, own), self.least) for column, own in columns]
 

@@ -50,7 +50,6 @@ class Seen:
         return cls(tuple(edges), base)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays of a message."""
         return {**joined("edges", self.edges), "base": self.base}
 
     def features(self, x: Floats32) -> Floats32:

@@ -122,7 +122,6 @@ class Progress:
     elapsed: float = 0.0
 
     def feed(self, event: Event) -> None:
-        """Apply one event."""
         self.elapsed = time.monotonic() - self.started
         match event.kind:
             case "start":

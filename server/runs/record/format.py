@@ -49,7 +49,6 @@ def _round_of(fields: Fields, *, final: bool = False) -> Round:
 
 
 def plain_round(one: Round) -> dict[str, Any]:
-    """Return a round as JSON values."""
     entry: dict[str, Any] = {
         "round": one.round,
         "groups": one.groups,

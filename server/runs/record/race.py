@@ -99,7 +99,6 @@ class Verdict:
 
     @property
     def silos(self) -> tuple[str, ...]:
-        """All silos of the race."""
         return tuple(sorted(name for group in self.chosen.groups for name in group))
 
     @property

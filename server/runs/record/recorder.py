@@ -121,7 +121,6 @@ class Recorder:
     def round(
         self, report: RoundReport, silos: Mapping[str, Silo], refused: Mapping[str, str]
     ) -> None:
-        """Commit a round."""
         one = Round.of(report)
         rounds = [_evaluated(earlier, report) for earlier in self.run.rounds]
         changes: dict[str, Any] = {"final": one} if report.final else {}
