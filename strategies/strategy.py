@@ -42,7 +42,7 @@ from coterie.features.stopping.coordinator import Stopping
 from coterie.features.stragglers.coordinator import Stragglers
 from coterie.features.sums.trees.coordinator import is_trees
 from coterie.features.unlabelled.coordinator import Testing, Unlabelled
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.plain.hidden import OwnBeside
 from coterie.strategies.rounds import spoken
 from coterie.strategies.rounds.algorithm import Algorithm, Update, Updates
@@ -341,10 +341,9 @@ class GroupStrategy(Strategy):
         asked = ("server-optimiser", optimiser, "none"), ("aggregate", aggregate, "mean")
         for key, value, usual in asked:
             if value != usual and is_trees(initial):
-                raise FederationError(
+                raise refused(
                     f"{key} = {value} is for networks, and the task's network is trees, which grow "
-                    "by sums. Leave it out.",
-                    exit_code=EXIT_CONFIG,
+                    "by sums. Leave it out."
                 )
 
     def _run(

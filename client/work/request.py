@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial, wraps
@@ -29,8 +28,6 @@ from coterie.tasks.models import TableNetwork
 from coterie.wire import Model
 from coterie.wire.games import Game, game_of
 from coterie.wire.limits import MAX_NAME
-
-log = logging.getLogger("coterie.silo")
 
 COMMON = {field.name for field in fields(TrainPlan)} & set(wire.SiloKeys.model_fields) - {
     "lr",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -42,8 +41,6 @@ from coterie.tasks.simulation import load_silos
 from coterie.tasks.trees import takes_missing
 from coterie.wire import IN_ORDER, Description, Parts
 from coterie.wire.description import FOLLOWING
-
-log = logging.getLogger("coterie.silo")
 
 _sessions: dict[str, Session] = {}
 _opening = Lock()

@@ -151,7 +151,7 @@ def _answered(
     answer = Answer(
         samples=len(rows),
         models={n: _permitted(session, _figures(session, m, lead)) for n, m in measured.items()},
-        kept_back=_kept_back(session, lead),
+        kept_back=_kept_back(session),
         differences=tuple(_differences(session, measured, lead)),
         parts=tuple(parts),
         left_out=left_out,
@@ -234,7 +234,7 @@ def _permitted(session: Session, figures: Mapping[str, Figure]) -> dict[str, Val
     return {name: _value(figures[name]) for name in figures if name in allowed}
 
 
-def _kept_back(session: Session, lead: wire.Metric) -> tuple[str, ...]:
+def _kept_back(session: Session) -> tuple[str, ...]:
     """Return the names of the metrics of this task that the policy keeps here."""
     problem = session.task.problem
     names = [wire.LOSS, wire.ERROR, *(n for n in problem.metrics if n != wire.ERROR)]
@@ -265,7 +265,7 @@ def _differences(
     samples.
     """
     problem, part = session.task.problem, session.data.test
-    if wire.ERROR in _kept_back(session, lead) or lead.name == wire.LOSS or len(models) < 2:
+    if wire.ERROR in _kept_back(session) or lead.name == wire.LOSS or len(models) < 2:
         return
     everyone = np.ones((1, len(part)))
     drawn = resampled(len(part), persons=part.persons)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -54,8 +54,6 @@ GRADIENT_BYTES = 1 << 28
 MOST_AT_ONCE = 256
 
 Gradients = list[torch.Tensor]
-Objective = Callable[[dict[str, torch.Tensor], Nest, Nest], torch.Tensor]
-"""(parameters, inputs, targets of one sample) → its loss."""
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def follow(
     if detach:
         if as_json:
             print_json({"run-id": run_id, "run": folder.name, "record": record, "queue": None})
-        return _await_beginning(console, calls, run_id, folder) if here else 0
+        return _await_beginning(console, run_id, folder) if here else 0
     if not here:
         return _follow_log(console, calls, run_id, Start(run_id, config.wait_for_silos))
     progress = Progress(config.resume or config.strategy)
@@ -93,7 +93,7 @@ def _print_error(console: Console, run: str, last: Event) -> None:
         print(f"run {run} {last.status}: {last.error}", file=sys.stderr)
 
 
-def _await_beginning(console: Console, calls: Control, run_id: int, folder: Path) -> int:
+def _await_beginning(console: Console, run_id: int, folder: Path) -> int:
     """Wait until a run has its silos or fails, so that a wrong key shows at once.
 
     A run that still waits for silos after some seconds is left waiting.

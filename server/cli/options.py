@@ -129,11 +129,10 @@ class Given:
     def control(self) -> Iterator[Control]:
         """Connect to the SuperLink as the operator of this federation or of this account."""
         from coterie.server.machine.link import control
-        from coterie.server.site.federation import find
         from coterie.server.site.operators import local_identity, own_identity
 
         address, certificates, _ = self.place()
-        made = find(self.federation) if self.superlink is None else None
+        made = self.made()
         identity = own_identity() if made is None else local_identity(made)
         with control(address, root_certificates=certificates, identity=identity) as calls:
             yield calls

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,8 +19,6 @@ from coterie.strategies.hcct.alpha import PLANNED
 from coterie.strategies.plain.leave_one_out import as_text
 from coterie.strategies.rounds.algorithm import Algorithm
 from coterie.strategies.rounds.checkpoint import Checkpoint
-
-log = logging.getLogger("coterie.run")
 
 CHECKPOINTS = "checkpoints"
 """Name of the checkpoint folder within the run's folder."""

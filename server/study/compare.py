@@ -17,12 +17,12 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from flwr.app import ArrayRecord
@@ -153,8 +153,8 @@ def compare(
             elif not isinstance(what, Mapping):
                 raise refused(f"expected a task, arrays, a ClientApp or a file. Got {what!r}.")
             else:
-                temporary = stack.enter_context(_temporary())
-                found = of_arrays(what, temporary, network=network)
+                temporary = stack.enter_context(TemporaryDirectory(prefix="coterie-"))
+                found = of_arrays(what, Path(temporary), network=network)
                 own = {spec.name: dict(spec.options) for spec in found.specs}
                 content |= _silos(found.specs[0].task, own, split, options)
                 digest = found.digest
@@ -232,12 +232,6 @@ def _filled(
     result = _figures(comparison, folder, file, drawn, failed)
     _keep(result, comparison, folder, title)
     return ComparisonResult(folder)
-
-
-@contextmanager
-def _temporary() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="coterie-") as folder:
-        yield Path(folder)
 
 
 def print_comparison(console: Console, result: ComparisonResult) -> None:

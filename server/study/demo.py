@@ -37,6 +37,7 @@ from coterie.server.runs.record import Event, Run, read_whole
 from coterie.server.study.playing import OnProcesses
 from coterie.strategies.errors import refused
 from coterie.strategies.partition.hcct import alpha_path
+from coterie.strategies.registry import STRATEGIES
 from coterie.system.terminal import aside
 
 KINDS: Mapping[str, Mapping[str, int]] = {
@@ -60,13 +61,6 @@ GROUPING: Mapping[str, Mapping[str, Any]] = {
     "fedgroup": {"strategy": "fedgroup", "num-groups": 3, "cold-start-epochs": 25},
     "fedcollab": {"strategy": "fedcollab", "c": 10.0},
     "fedgenp": {"strategy": "fedgenp"},
-}
-TITLES = {
-    "auto": "Auto",
-    "hcct": "HCCT",
-    "fedgroup": "FedGroup",
-    "fedcollab": "FedCollab",
-    "fedgenp": "FedGenP",
 }
 WITHOUT_GROUPS = ("fedgenp",)
 
@@ -227,7 +221,7 @@ def _play_grouped(
             federation.end_silo(leaver)
 
     churn = f"{NEWCOMER}+{join}, {leaver}-{leave}"
-    title = TITLES[str(own["strategy"])]
+    title = STRATEGIES[own["strategy"]].public
     return play(title, on_event, churn=churn, **own)
 
 
@@ -298,7 +292,7 @@ GENERATORS_TEXT = (
 
 
 def _table(outcome: Outcome, run: Run) -> Table:
-    title, lead = TITLES[run.strategy], run.lead
+    title, lead = STRATEGIES[run.strategy].public, run.lead
     caption = f"{lead.head} on each silo's own test data: {lead.direction}"
     table = Table(title=caption[0].upper() + caption[1:], title_justify="left")
     runs = list(outcome.errors)

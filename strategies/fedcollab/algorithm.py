@@ -31,7 +31,7 @@ import numpy as np
 from pydantic import Field
 
 from coterie.features.sums.trees.coordinator import Growth, Trees, TreesState, is_trees
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import refused
 from coterie.strategies.fedcollab import trees
 from coterie.strategies.fedcollab.discriminators import (
     Discriminators,
@@ -156,10 +156,9 @@ class FedCollab(Growth, Grouping[FedCollabState]):
         if not is_trees(initial):
             return
         if self.within != Within():
-            raise FederationError(
+            raise refused(
                 "within is for networks, and the task's network is trees, which grow by sums. "
-                "Leave it out.",
-                exit_code=EXIT_CONFIG,
+                "Leave it out."
             )
         trees.growing(self, ()).check(initial, rounds)
 

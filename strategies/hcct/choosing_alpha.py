@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.hcct import alpha as trials
 from coterie.strategies.hcct.alpha import Landscape
 from coterie.strategies.hcct.state import HCCTState
@@ -84,11 +84,10 @@ def goes_by_stated(state: HCCTState, here: Sequence[str]) -> bool:
 
 
 def nobody_judges() -> FederationError:
-    return FederationError(
+    return refused(
         "alpha = auto needs silos' errors on held-out data, and no silo reported one. "
         "ClientApps other than coterie's do not hold out data, and a silo's policy may forbid "
-        "sending its error (share_metrics in silo.toml). Give alpha as a number.",
-        exit_code=EXIT_CONFIG,
+        "sending its error (share_metrics in silo.toml). Give alpha as a number."
     )
 
 

@@ -28,7 +28,7 @@ Measure: TypeAlias = Literal["edc", "madc"]
 _SAME = 1 - 1e-5
 
 
-def edc(gram: ArrayLike, *, num_directions: int) -> FloatArray:
+def edc(gram: FloatArray, num_directions: int) -> FloatArray:
     """Return the (N, m) embedding behind EDC, eq. 8: cosines with the top singular directions.
 
     Args:
@@ -38,15 +38,8 @@ def edc(gram: ArrayLike, *, num_directions: int) -> FloatArray:
     Entry (i, j) is ``cos(u_i, v_j)`` with v_j the j-th left singular vector of the P x N matrix of
     updates, signed so that the largest entry of every column is positive. EDC(i, j) is the
     Euclidean distance of rows i and j, divided by m. Zero updates, and directions beyond the rank,
-    have cosine 0. Raises ValueError for a bad matrix or number.
+    have cosine 0.
     """
-    checked = _check.gram(gram)
-    num_directions = _check.integer("num_directions", num_directions, low=1, high=len(checked))
-    _check.warn_zero_updates(checked.diagonal())
-    return _edc(checked, num_directions)
-
-
-def _edc(gram: FloatArray, num_directions: int) -> FloatArray:
     values, vectors = np.linalg.eigh(gram)
     values, vectors = values[::-1][:num_directions], vectors[:, ::-1][:, :num_directions]
     noise = len(gram) * np.finfo(np.float64).eps * max(float(values[0]), 0.0)
@@ -56,21 +49,12 @@ def _edc(gram: FloatArray, num_directions: int) -> FloatArray:
     return np.asarray(embedding * signs * _check.inverse_norms(gram)[:, None])
 
 
-def madc(gram: ArrayLike) -> FloatArray:
-    """Return the (N, N) MADC dissimilarities, eq. 7, of N >= 3 silos.
+def madc(cosines: FloatArray) -> FloatArray:
+    """Return the (N, N) MADC dissimilarities, eq. 7, of N >= 3 silos, from their cosines.
 
     The mean over all third silos z of ``|cos(i, z) - cos(j, z)|``. A zero update has cosine 0 to
-    every other. O(N^3) time, O(N^2) memory. Raises ValueError for a bad matrix and fewer than three
-    silos.
+    every other. O(N^3) time, O(N^2) memory.
     """
-    checked = _check.gram(gram)
-    if len(checked) < 3:
-        raise _check.fail("num_silos for MADC", ">= 3", len(checked))
-    _check.warn_zero_updates(checked.diagonal())
-    return _madc(_check.cosines(checked))
-
-
-def _madc(cosines: FloatArray) -> FloatArray:
     num_silos = len(cosines)
     result = np.empty_like(cosines)
     for silo in range(num_silos):
@@ -128,11 +112,11 @@ def _cluster(
     if num_groups == len(set(representatives)):
         return _check.by_label(representatives)
     if measure == "edc":
-        return k_means_of(_edc(gram, num_groups), num_groups, rng)
+        return k_means_of(edc(gram, num_groups), num_groups, rng)
     from sklearn.cluster import AgglomerativeClustering
 
     model = AgglomerativeClustering(num_groups, metric="precomputed", linkage="complete")
-    return _check.by_label(model.fit_predict(_madc(_check.cosines(gram))).tolist())
+    return _check.by_label(model.fit_predict(madc(_check.cosines(gram))).tolist())
 
 
 def _representatives(cosines: FloatArray) -> list[int]:
@@ -164,7 +148,7 @@ def silhouette(gram: ArrayLike, groups: Iterable[Sequence[int]]) -> float:
     given = _check.groups(groups, num_silos=len(checked))
     if len(given) in (1, len(checked)):
         return 0.0
-    return _silhouette(_madc(_check.cosines(checked)), given)
+    return _silhouette(madc(_check.cosines(checked)), given)
 
 
 def _silhouette(distances: FloatArray, groups: Groups) -> float:
@@ -221,7 +205,7 @@ def choose_num_groups(
     highest = min(len(checked) - 1, len(set(representatives)))
     if max_groups is not None:
         highest = min(highest, _check.integer("max_groups", max_groups, low=1, high=len(checked)))
-    distances = _madc(cosines) if highest > 1 else cosines
+    distances = madc(cosines) if highest > 1 else cosines
     scores = {
         m: _silhouette(distances, _cluster(checked, representatives, m, measure, rng))
         for m in range(2, highest + 1)

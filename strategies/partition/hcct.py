@@ -24,25 +24,6 @@ from coterie.strategies.partition.solvers import Solver
 _NUM_POINTS = 48  # alphas that are solved before the changes between them are bisected
 
 
-def partition(gram: ArrayLike, sizes: ArrayLike, *, alpha: float | ArrayLike) -> Groups:
-    """Return the groups of Algorithm 2 for N silos: sorted lists, ordered by their first silo.
-
-    Args:
-        gram: (N, N) inner products of the updates, e.g. from `strategies.partition.gram.gram`.
-        sizes: (N,) numbers of training samples, > 0.
-        alpha: the paper's trade-off constant, >= 0, one number or one per silo; a large value
-            favours more data.
-
-    Example: updates (1, 0), (1, 0.1) and (0, 1) of silos with 100 samples each::
-
-        >>> partition([[1, 1, 0], [1, 1.01, 0.1], [0, 0.1, 1]], [100, 100, 100], alpha=10)
-        [[0, 1], [2]]
-
-    Raises ValueError like `HCCTUtility.from_gram`.
-    """
-    return solvers.agglomerative(HCCTUtility.from_gram(gram, sizes, alpha=alpha)).groups
-
-
 # --- newcomers ------------------------------------------------------------------------------------
 
 

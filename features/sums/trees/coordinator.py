@@ -27,7 +27,7 @@ from coterie.features.sums.trees.ensemble import Ensemble
 from coterie.features.sums.trees.growth import HOLDOUT, Settings, enough, trial
 from coterie.features.sums.trees.questions import nodes_of
 from coterie.features.sums.trees.seen import Seen
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import refused
 from coterie.strategies.rounds.algorithm import Algorithm, Exchanges, Order, Round, Updates
 from coterie.strategies.rounds.handles import Arrays, AtHome, Model, sent_for
 from coterie.strategies.rounds.members import Members, present_groups, staying
@@ -111,19 +111,16 @@ class Growth(Options):
             FederationError: there are trees, or the histograms are too large for a round.
         """
         if trees["gain"].any() or trees["leaf"].any():
-            raise FederationError(
-                "trees grow from nothing, and the model named by --from has some. Leave --from "
-                "out.",
-                exit_code=EXIT_CONFIG,
+            raise refused(
+                "trees grow from nothing, and the model named by --from has some. Leave --from out."
             )
         if self._nodes_at_once(trees) and 2 * self.exchanges(trees) <= room(2):
             return
-        raise FederationError(
+        raise refused(
             f"the histograms of one tree of depth {depth_of(trees)}, of {len(trees['gain'])} "
             f"columns, {self.column_bins} bins and {wire.counted(len(trees['base']), 'output')}, "
             "are too large for a round. Set column-bins lower, name trees of less depth, or give "
-            "the task fewer columns.",
-            exit_code=EXIT_CONFIG,
+            "the task fewer columns."
         )
 
 
@@ -168,10 +165,9 @@ class Trees(Growth, Algorithm[TreesState]):
 
     def check(self, initial: Arrays, rounds: int) -> None:
         if not is_trees(initial):
-            raise FederationError(
+            raise refused(
                 "strategy trees grows boosted trees, and the task's network is another. Its file "
-                'must have network = "trees", or network = "any" with task.family = trees.',
-                exit_code=EXIT_CONFIG,
+                'must have network = "trees", or network = "any" with task.family = trees.'
             )
         trees, (_, tried) = len(initial["leaf"]), trial(self.growth, len(initial["leaf"]))
         self.require_growable(initial)
@@ -379,11 +375,10 @@ def require_rounds(trees: Arrays, rounds: int, least: int) -> None:
         FederationError: they need more exchanges than silos answer in a round.
     """
     if rounds < least:
-        raise FederationError(
+        raise refused(
             f"{len(trees['leaf'])} trees of depth {depth_of(trees)} in "
             f"{wire.counted(rounds, 'round')} need more than {MOST_EXCHANGES} exchanges a round, "
-            f"which silos refuse. Set rounds to at least {least}.",
-            exit_code=EXIT_CONFIG,
+            f"which silos refuse. Set rounds to at least {least}."
         )
 
 

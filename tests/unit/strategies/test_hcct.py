@@ -20,9 +20,8 @@ from coterie.strategies.hcct.alpha import Candidate, Landscape, alpha_of
 from coterie.strategies.hcct.starts import common_starts
 from coterie.strategies.hcct.state import HCCTState
 from coterie.strategies.partition.gram import gram
-from coterie.strategies.partition.hcct import partition
 from coterie.strategies.partition.objectives import HCCTUtility
-from coterie.strategies.partition.solvers import optimal
+from coterie.strategies.partition.solvers import agglomerative, optimal
 from coterie.strategies.rounds.algorithm import Order, Update
 from coterie.strategies.rounds.handles import Masked
 from coterie.strategies.rounds.members import Members
@@ -435,7 +434,9 @@ def test_the_papers_solver_gives_the_partition_of_algorithm_2() -> None:
         here = silos(*names, alpha=alphas)
         state = rounds(hcct(alpha=30, solver="agglomerative"), here, moves)
         vectors = [list(state.memory[n].values()) for n in names]
-        expected = partition(gram(vectors), [100] * 7, alpha=[alphas.get(n, 30.0) for n in names])
+        own = [alphas.get(n, 30.0) for n in names]
+        utility = HCCTUtility.from_gram(gram(vectors), [100] * 7, alpha=own)
+        expected = agglomerative(utility).groups
         assert [[names[i] for i in g] for g in expected] == [list(g) for g in state.planned]
         best = rounds(hcct(alpha=30), here, moves)
         differed += best.planned != state.planned

@@ -25,16 +25,15 @@ def grouped(num_silos=9, num_groups=3, weight=1.5, seed=0, num_parameters=300):
 HIDDEN = [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
 
 
-def test_partition_example_of_the_docstring():
-    gram = [[1, 1, 0], [1, 1.01, 0.1], [0, 0.1, 1]]
-    assert hcct.partition(gram, [100, 100, 100], alpha=10) == [[0, 1], [2]]
+def partition(gram, sizes, alpha):
+    return agglomerative(HCCTUtility.from_gram(gram, sizes, alpha=alpha)).groups
 
 
 def test_hungry_and_picky_silos():
     """One alpha per silo: the same two silos merge only where one of them wants data."""
     gram = [[1, 0.5], [0.5, 1]]
-    assert hcct.partition(gram, [100, 100], alpha=[1, 1]) == [[0], [1]]
-    assert hcct.partition(gram, [100, 100], alpha=[200, 1]) == [[0, 1]]
+    assert partition(gram, [100, 100], alpha=[1, 1]) == [[0], [1]]
+    assert partition(gram, [100, 100], alpha=[200, 1]) == [[0, 1]]
 
 
 def test_place_equals_eqs_15_and_16():
@@ -146,7 +145,7 @@ def test_choice_of_alpha_finds_hidden_groups(seed):
     choice = choose_alpha(gram, [100] * 9)
     assert choice.groups == HIDDEN
     assert choice.ratio > 2
-    assert hcct.partition(gram, [100] * 9, alpha=choice.alpha) == HIDDEN
+    assert partition(gram, [100] * 9, alpha=choice.alpha) == HIDDEN
 
 
 @pytest.mark.parametrize("num_groups", [1, 9])
@@ -172,7 +171,7 @@ def test_choice_of_alpha_with_equal_updates():
     gram = np.kron(np.eye(2), np.ones((2, 2)))
     choice = choose_alpha(gram, [100] * 4)
     assert choice.groups == [[0, 1], [2, 3]]
-    assert hcct.partition(gram, [100] * 4, alpha=choice.alpha) == choice.groups
+    assert partition(gram, [100] * 4, alpha=choice.alpha) == choice.groups
 
 
 def test_choice_of_alpha_with_all_updates_equal_is_none():

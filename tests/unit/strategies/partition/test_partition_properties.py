@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.strategies.partition import fedgroup, hcct
+from coterie.strategies.partition import fedgroup
 from coterie.strategies.partition.clustering import hierarchical, k_means
 from coterie.strategies.partition.gram import gram as gram_of
 from coterie.strategies.partition.objectives import FedCollabBound, HCCTUtility
@@ -28,10 +28,6 @@ def run_hcct(solver):
         return solve(objective, solver=solver, rng=rng, num_restarts=10).groups
 
     return run
-
-
-def run_hcct_entry(gram, sizes, rng, wish="natural"):
-    return hcct.partition(gram, sizes, alpha={"none": 0, "natural": 60, "all": 1e9}[wish])
 
 
 def run_fedcollab(solver):
@@ -85,7 +81,6 @@ def run_fedgroup(measure):
 
 
 ALGORITHMS = {
-    "hcct": run_hcct_entry,
     "hcct agglomerative": run_hcct("agglomerative"),
     "hcct relocation": run_hcct("relocation"),
     "hcct optimal": run_hcct("optimal"),
@@ -256,8 +251,9 @@ import sys
 for name in ("flwr", "torch", "torchvision", "sklearn", "scipy"):
     sys.modules[name] = None
 import coterie.strategies.partition
-from coterie.strategies.partition import fedcollab, fedgroup, gram, hcct, solvers
-assert hcct.partition(gram.gram([[1.0, 0.0], [1.0, 0.0]]), [9, 9], alpha=9) == [[0, 1]]
+from coterie.strategies.partition import fedcollab, fedgroup, gram, hcct, objectives, solvers
+utility = objectives.HCCTUtility.from_gram(gram.gram([[1.0, 0.0], [1.0, 0.0]]), [9, 9], alpha=9)
+assert solvers.agglomerative(utility).groups == [[0, 1]]
 """
     root = Path(__file__).parents[4]
     result = subprocess.run(
