@@ -152,13 +152,9 @@ def announced(one: Approval, home: Home) -> Announced:
     """Return a run's announcement, and what would leave the silo."""
     from coterie import wire
     from coterie.client.home.approvals import leaving
-    from coterie.client.home.settings import SettingsError
     from coterie.client.home.studies import columns_of
 
-    try:
-        coordinator = f"the coordinator at {home.coordinator()[0]}"
-    except SettingsError:
-        coordinator = "a coordinator that this silo has not joined"
+    coordinator = home.recipient()
     who = one.terms.get(wire.ASKED_BY)
     by = f"{_shown(who)}, says {coordinator}" if who else coordinator
     facts = [("asked", f"{_minute(one.asked)} by {by}")]

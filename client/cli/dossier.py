@@ -14,7 +14,7 @@ from coterie import wire
 from coterie.client.home import approvals, in_use
 from coterie.client.home.folder import Home
 from coterie.client.home.policy import Policy
-from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.client.home.settings import SiloSettings
 from coterie.client.ledger import ledger_of, read, totals
 from coterie.client.work.card import Card, figure_texts, read_card
 from coterie.features.privacy.budget import read_spent
@@ -48,7 +48,7 @@ def _sections(home: Home, settings: SiloSettings, run: str) -> Iterator[Section]
         "processing and purposes",
         [f"Task: {settings.task}. Data: {settings.options.get('data', '–')}."
          f" The silo {'trains' if settings.trains else 'trains nothing'}.",
-         f"Recipient: {_coordinator(home)}; of its group's model, the members of the group.",
+         f"Recipient: {home.recipient()}; of its group's model, the members of the group.",
          f"{wire.counted(sum(one.messages for one in sent.values()), 'message')} left, with "
          f"{sum(one.bytes for one in sent.values()):,} bytes of arrays."],
         {"What left, by the ledger": Table(
@@ -85,13 +85,6 @@ def _sections(home: Home, settings: SiloSettings, run: str) -> Iterator[Section]
         "advice, views and review",
         blanks=["advice of the data protection officer", "views of data subjects", "next review"],
     )
-
-
-def _coordinator(home: Home) -> str:
-    try:
-        return f"the coordinator at {home.coordinator()[0]}"
-    except SettingsError:
-        return "a coordinator that this silo has not joined"
 
 
 def _cards(folder: Path, run: str) -> list[tuple[str, Card]]:

@@ -255,6 +255,13 @@ class Home:
                 "with the operator's answer."
             ) from None
 
+    def recipient(self) -> str:
+        """Return who receives what leaves, for a sentence."""
+        try:
+            return f"the coordinator at {self.coordinator()[0]}"
+        except SettingsError:
+            return "a coordinator that this silo has not joined"
+
     def _path(self, text: str) -> str:
         return str(self.folder / place_of(text))
 

@@ -38,6 +38,7 @@ from coterie.wire import names
 from coterie.wire.arrays import Model
 from coterie.wire.description import is_silo_name
 from coterie.wire.errors import WireError
+from coterie.wire.half_precision import largest_of as largest_in
 from coterie.wire.statements import Block, Statement, decode_statement, read_block
 from coterie.wire.updates import JOINT, PIECE, Limit, pieces
 
@@ -376,10 +377,7 @@ def _exactly(value: object) -> dict[str, str]:
 
 def largest_of(model: Model) -> tuple[float, ...]:
     """Return the largest absolute value of each array."""
-    return tuple(
-        max(float(array.max()), -float(array.min())) if array.size else 0.0
-        for array in model.values()
-    )
+    return tuple(map(largest_in, model.values()))
 
 
 def is_float(array: NDArray[Any]) -> bool:
@@ -431,10 +429,9 @@ def from_fixed(numbers: NDArray[np.uint32], like: Model, bounds: Sequence[float]
     for (name, array), bound in zip(like.items(), bounds, strict=True):
         values = np.empty(array.size, array.dtype)
         part = numbers[start : start + array.size].view(np.int32)
-        is_float = np.issubdtype(array.dtype, np.floating)
         for piece, out in zip(pieces(part), pieces(values), strict=True):
             wide = np.multiply(piece, bound / 2.0**BITS, out=room[: piece.size])
-            out[:] = wide if is_float else np.rint(wide, out=wide)
+            out[:] = wide if is_float(array) else np.rint(wide, out=wide)
         found[name] = values.reshape(array.shape)
         start += array.size
     return found
@@ -462,7 +459,7 @@ def sketch_sizes(model: Model, layers: str) -> dict[str, int]:
     """
     counts: dict[str, int] = {}
     for name, array in model.items():
-        if np.issubdtype(array.dtype, np.floating):
+        if is_float(array):
             called = sketch_name(name, layers)
             if called:
                 counts[called] = counts.get(called, 0) + array.size

@@ -168,5 +168,5 @@ def _check_values(model: Model) -> None:
             raise wire.WireError(f"array {name!r} must contain numbers. Got {array.dtype}.")
         if not np.isfinite(array).all():
             raise wire.WireError(f"array {name!r} contains NaN or infinity.")
-        if array.size and max(float(array.max()), -float(array.min())) > MAX_VALUE:
+        if wire.largest_of(array) > MAX_VALUE:
             raise wire.WireError(f"array {name!r} contains values beyond ±{MAX_VALUE:g}.")
