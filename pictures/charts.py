@@ -438,6 +438,7 @@ def _draw_strip(
         gap = 0.12 * (high - low) if categories else 0.0
         height = own if categories else own / most
         look: dict[str, Any] = {"color": row.colour, "alpha": 0.8, "lw": 0}
+        text = "hidden, because few are in it" if share is None else f"{100 * share:.0f}%"
         if share is None:
             height, look = 0.12, {"fc": "none", "ec": MUTED, "hatch": "////", "lw": 0}
         (bar,) = axes.bar(
@@ -447,14 +448,9 @@ def _draw_strip(
             inside = height > 0.6  # above it, it would be in the row above
             style = {"ha": "center", "size": 10, "color": "white" if inside else MUTED}
             place = y - 0.85 * height + (0.03 if inside else -0.03)
-            text = f"{100 * share:.0f}%"
             write(axes, (low + high) / 2, place, text, va="top" if inside else "bottom", **style)
         where = categories[int(low)] if categories else f"{low:.10g} to {high:.10g}"
-        drawing.tip(bar, f"{row.silo}, {where}: {_share(share)}")
-
-
-def _share(share: float | None) -> str:
-    return "hidden, because few are in it" if share is None else f"{100 * share:.0f}%"
+        drawing.tip(bar, f"{row.silo}, {where}: {text}")
 
 
 def gain_text(gain: float, scale: float) -> str:

@@ -42,10 +42,6 @@ class Study:
     options: Mapping[str, Option] = field(default_factory=dict)
 
 
-def _listened(text: str) -> str:
-    return text and listen_address(text)
-
-
 @dataclass(frozen=True)
 class Process:
     """Settings that only the process of a silo's folder uses."""
@@ -66,7 +62,7 @@ class Process:
     ] = 0
     metrics_address: Annotated[
         str,
-        AfterValidator(_listened),
+        AfterValidator(lambda text: text and listen_address(text)),
         In(
             "monitoring",
             "Address at which Prometheus reads /metrics: PORT (for this machine only) or "

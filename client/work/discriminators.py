@@ -262,11 +262,7 @@ def _seen(
     if labelled and isinstance(problem, Numbers) and not has_own(task, "discriminator"):
         targets = problem.scaled(y).clamp(-MOST_TARGET, MOST_TARGET)
         found = torch.cat([found, targets], dim=1)
-    return found, _no_labels(found)
-
-
-def _no_labels(samples: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(len(samples), dtype=torch.int64, device=samples.device)
+    return found, torch.zeros(len(found), dtype=torch.int64, device=found.device)
 
 
 def _stack(module: nn.Module, received: Model | None, num_pairs: int, *, short: bool) -> Stack:

@@ -84,7 +84,7 @@ def reply_of(request: Request, result: Evaluation, seconds: float) -> RecordDict
         figures,
         lead=request.lead(),
     )
-    return _evaluation(request, result, seconds)
+    return evaluation(request, result, seconds)
 
 
 def _keep_unmeasured(request: Request) -> RecordDict:
@@ -122,7 +122,7 @@ def evaluate_model_on_training_data(request: Request) -> RecordDict:
     with Stopwatch() as watch:
         data = request.spared().data
         result = evaluate(session.task, session.model, data.train, metric=request.metric())
-    return _evaluation(request, result, watch.seconds)
+    return evaluation(request, result, watch.seconds)
 
 
 def evaluate_ensemble(request: Request) -> RecordDict:
@@ -140,7 +140,7 @@ def evaluate_ensemble(request: Request) -> RecordDict:
     if request.config.get(wire.KEEP) and session.settings.home:
         named = {f"{i}.{n}": a for i, member in enumerate(members) for n, a in member.items()}
         write_model(file_of(session.settings.home, "ensembles", request.run), named)
-    return _evaluation(request, result, watch.seconds)
+    return evaluation(request, result, watch.seconds)
 
 
 def count_labels(request: Request) -> RecordDict:
@@ -169,7 +169,8 @@ def members_of(request: Request) -> list[Model]:
     return [wire.decode_arrays(records[name]) for name in names]
 
 
-def _evaluation(request: Request, result: Evaluation, seconds: float) -> RecordDict:
+def evaluation(request: Request, result: Evaluation, seconds: float) -> RecordDict:
+    """Return the reply with what may leave of a result."""
     metrics = {
         wire.NUM_EXAMPLES: result.num_examples,
         wire.LOSS: result.loss,

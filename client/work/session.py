@@ -209,10 +209,8 @@ def of_run(session: Session, values: Mapping[str, object]) -> Session:
                 del _of_runs[old]
             _of_runs[key] = session.task, task, model, frozen_digest(model)
         _, task, model, frozen = _of_runs[key]
-    schema, parts = (
-        _schema(task, model, session.shapes, frozen),
-        _parts(task, model, session.shapes),
-    )
+    schema = _schema(task, model, session.shapes, frozen)
+    parts = _parts(task, model, session.shapes)
     return replace(session, task=task, model=model, schema=schema, parts=parts, frozen=frozen)
 
 

@@ -29,7 +29,7 @@ from coterie.client.work.answered import (
 )
 from coterie.client.work.columns import targets_of
 from coterie.client.work.evaluate import members_of
-from coterie.client.work.figures import Array, Figure, resampled, with_intervals
+from coterie.client.work.figures import LEVELS, Array, Figure, resampled, with_intervals
 from coterie.client.work.measure import evaluate_with_evidence, leading, metrics_of
 from coterie.client.work.request import Request
 from coterie.client.work.session import Session
@@ -54,8 +54,6 @@ from coterie.tasks.problems import Classes, Evidence, Numbers, Problem
 from coterie.wire.limits import MAX_ANSWER_BYTES, MAX_NAME
 
 log = logging.getLogger("coterie.silo")
-
-LOW_LEVEL, HIGH_LEVEL = 2.5, 97.5
 
 
 @dataclass(frozen=True)
@@ -282,7 +280,7 @@ def _differences(
         if not isfinite(value):
             continue
         few = len(again) < len(drawn) // 2
-        low, high = (np.nan, np.nan) if few else np.percentile(again, (LOW_LEVEL, HIGH_LEVEL))
+        low, high = (np.nan, np.nan) if few else np.percentile(again, LEVELS)
         p = None if few else normal_p(value, float(again.std()))
         if lead.name == wire.ERROR and isinstance(problem, Classes) and part.persons is None:
             p = _exact_p(models[first].evidence, models[second].evidence)

@@ -41,7 +41,8 @@ class Families(Stage):
             return list(orders)
         named = []
         for order in orders:
-            family = wire.TREES if _sums(order) else family_of(order.model)
+            sums = order.kind == wire.EVALUATE_HISTOGRAMS
+            family = wire.TREES if sums else family_of(order.model)
             config = {**order.config, wire.FAMILY: family}
             if family == wire.TREES:
                 _spared(config)
@@ -76,7 +77,3 @@ def _spared(entries: dict[str, Any]) -> None:
     """Remove what is asked of networks only."""
     for name in OF_NETWORKS:
         entries.pop(name, None)
-
-
-def _sums(order: Order) -> bool:
-    return order.kind == wire.EVALUATE_HISTOGRAMS

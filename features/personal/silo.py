@@ -191,7 +191,9 @@ def personalise(session: Session, how: Personalisation) -> None:
     if how.own.kind == wire.APFL:
         mix_in(session.model, kept)
     else:
-        load_weights(session.model, _in_order(kept, session))
+        # In the model's order: a file lists arrays by name.
+        own = {name: kept[name] for name in travelling(session.model) if name in kept}
+        load_weights(session.model, own)
 
 
 def _of_own(session: Session, plan: TrainPlan) -> TrainPlan:
@@ -272,11 +274,6 @@ def train_mixed(
     if keep:
         own.keep(session, mixture.arrays())
     return loss
-
-
-def _in_order(own: Model, session: Session) -> Model:
-    """Return arrays in the model's order; a file lists them by name."""
-    return {name: own[name] for name in travelling(session.model) if name in own}
 
 
 def _personalisation(request: Request, *, before: int) -> Personalisation | None:

@@ -232,10 +232,8 @@ def _train_or_keep(
     try:
         return training(part, plan, seed=seed)
     except RefusedError:
-        session, config = (
-            work.session,
-            ConfigRecord({**work.request.config, wire.ROUND: work.after}),
-        )
+        session = work.session
+        config = ConfigRecord({**work.request.config, wire.ROUND: work.after})
         if not work.request.purpose and work.after >= 1 and session.settings.home:
             result = evaluate_in_full(session.task, session.model, session.data, metric=work.metric)
             model = read_weights(session.model)

@@ -106,7 +106,7 @@ def bound(
     reputation, moved_out = _judged(found, reputation, influence.quarantine_after, number)
     out = {**_idle(counted, norms, groups), **moved_out}
     kept = [u for u in clipped.updates if u.silo.name not in out]
-    kept = _capped_by_group(kept, influence.max_share, started)
+    kept = _capped(kept, influence.max_share, lambda u: (u.purpose, started(u.start)))
     if crosses:
         kept = _capped(kept, influence.max_share, lambda u: u.purpose)
     if number == 1:
@@ -180,10 +180,6 @@ def share_of(max_share: float, size: int) -> float:
     ``max_share`` = 0.5 is twice an equal share there. 1: unlimited.
     """
     return max_share if max_share == 1 else max_share * min(1.0, FEWEST_VOTES / size)
-
-
-def _capped_by_group(updates: list[Update], max_share: float, started: _Starts) -> list[Update]:
-    return _capped(updates, max_share, lambda u: (u.purpose, started(u.start)))
 
 
 def _capped(

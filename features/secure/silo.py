@@ -170,10 +170,8 @@ def keep_back(work: Work, trained: Model) -> tuple[dict[str, Model], dict[str, f
 
 
 def _go_on(request: Request, memory: Memory) -> None:
-    number, purpose = (
-        request.integer(wire.OWN_ROUND, minimum=1),
-        request.config.get(wire.OWN_PURPOSE),
-    )
+    number = request.integer(wire.OWN_ROUND, minimum=1)
+    purpose = request.config.get(wire.OWN_PURPOSE)
     try:
         memory.go_on(request.run, number, str(purpose or ""), _longest(request))
     except ValueError as error:

@@ -289,10 +289,7 @@ def _with_enough(asking: Asking, fit: Fit, lost: Mapping[str, str]) -> Fit:
         log.warning("%s continues without silo %s: %s", fit.name, name, why)
     left_out = {**fit.left_out, **lost, **few}
     if not stay:
-        return replace(fit, members=(), left_out=left_out, failed=_why(left_out))
+        failed = f"No silo takes part: {wire.reasons(left_out)}"
+        return replace(fit, members=(), left_out=left_out, failed=failed)
     state = asking.family.without(asking.settings, fit.state)
     return replace(fit, members=stay, left_out=left_out, state=state)
-
-
-def _why(left_out: Mapping[str, str]) -> str:
-    return f"No silo takes part: {wire.reasons(dict(left_out))}"

@@ -8,7 +8,7 @@ from flwr.app import RecordDict
 
 from coterie import wire
 from coterie.client.work.card import card_of, keep_model
-from coterie.client.work.evaluate import is_final, reply_of
+from coterie.client.work.evaluate import evaluation, is_final, reply_of
 from coterie.client.work.measure import evaluate, evaluate_in_full
 from coterie.client.work.request import Request
 from coterie.client.work.sgd import Stopwatch
@@ -73,10 +73,4 @@ def measure_group(request: Request) -> RecordDict:
     request.receive((), before=0)
     with Stopwatch() as watch:
         result = evaluate(session.task, session.model, session.data.train, metric=metric)
-    metrics = {
-        wire.NUM_EXAMPLES: result.num_examples,
-        wire.LOSS: result.loss,
-        wire.ERROR: result.error,
-        wire.SECONDS: watch.seconds,
-    }
-    return RecordDict({wire.METRICS: session.permitted(metrics)})
+    return evaluation(request, result, watch.seconds)

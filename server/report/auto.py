@@ -76,7 +76,7 @@ def _lines(verdict: Verdict, rounds: Iterable[Round], lead: Lead) -> Iterable[ch
         colour = LIGHT["alone"] if alone else next(colours)
         points = [(at, e.latest) for at, e in places[_key(entrant)]]
         points = [(at, one) for at, one in points if math.isfinite(one.error)]
-        spread = [_or_zero(one.standard_error) for _, one in points]
+        spread = [e if math.isfinite(e := one.standard_error) else 0.0 for _, one in points]
         means = [lead.scale * one.error for _, one in points]
         band = (
             [m - lead.scale * s for m, s in zip(means, spread, strict=True)],
@@ -115,10 +115,6 @@ def _places(
             if not known or known[-1][0] < verdict.round:
                 known.append((verdict.round, entrant))
     return found
-
-
-def _or_zero(value: float) -> float:
-    return value if math.isfinite(value) else 0.0
 
 
 def utilities(story: Story) -> tuple[str, dict[str, Table]]:

@@ -170,14 +170,12 @@ def _num_alike(run: Run, other: Run) -> int:
     for name in set(other.last_errors()) & set(run.silos):
         own, its = run.silos[name], other.silos.get(name, SiloFacts())
         both = tested.get(name), its_tested.get(name)
-        if _differ(own.num_examples, its.num_examples) or (all(both) and both[0] != both[1]):
+        known = math.isfinite(own.num_examples + its.num_examples)
+        differ = known and own.num_examples != its.num_examples
+        if differ or (all(both) and both[0] != both[1]):
             return 0
-        count += math.isfinite(own.num_examples + its.num_examples)
+        count += known
     return count
-
-
-def _differ(one: float, other: float) -> bool:
-    return math.isfinite(one + other) and one != other
 
 
 def _data_note(folder: Path) -> str:

@@ -88,7 +88,8 @@ def look(federation: Federation, to: str = "") -> Outlook:
         release, when = seen.get(name, ("", ""))
         known = numbers(release) is not None
         silos.append(Known(name, release, when, wire.talk(release, to or now) if known else None))
-    return Outlook(now, to or now, tuple(silos), tuple(_running(federation.runs)))
+    running = (one.name for one in _newest(federation.runs) if held_by(one) is not None)
+    return Outlook(now, to or now, tuple(silos), tuple(running))
 
 
 def lines(outlook: Outlook) -> Iterator[str]:
@@ -138,10 +139,6 @@ def _last_seen(runs: Path, names: set[str]) -> dict[str, tuple[str, str]]:
             if facts is not None and facts.release:
                 found[name] = wire.plain_text(facts.release), run.started
     return found
-
-
-def _running(runs: Path) -> Iterator[str]:
-    return (folder.name for folder in _newest(runs) if held_by(folder) is not None)
 
 
 def _newest(runs: Path) -> list[Path]:

@@ -155,7 +155,7 @@ class HCCT(Grouping[HCCTState]):
                 "alpha = auto finds the number of groups, so fixed-groups must be 0. "
                 f"Got {self.fixed_groups}. Or give alpha as a number"
             )
-        if not self.within.is_usual:
+        if self.within.algorithm != "fedavg":
             yield (
                 "alpha = auto compares models as their groups average them, so within must be "
                 f"fedavg. Got {self.within.algorithm}. Or give alpha as a number"

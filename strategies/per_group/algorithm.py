@@ -154,6 +154,7 @@ class InGroups(Algorithm[PerGroupState]):
         """Let every group's strategy make the messages of its silos."""
         orders: list[Order] = []
         groups, present, waits = list(state.groups), [], []
+        sent = {key: value for key, value in now.config.items() if key != wire.LR_DECAY}
         for number, names in _present(state, now.names).items():
             group = staying(names, state.members.minimums)
             inner = self._strategy(state, number)
@@ -164,7 +165,7 @@ class InGroups(Algorithm[PerGroupState]):
             silos = {state.nodes[name]: now.here[name] for name in group}
             with seeded(self.seed, now.number, number, 0):
                 messages = training_of(
-                    *(inner, sorted(silos), own.model, _sent(now)),
+                    *(inner, sorted(silos), own.model, sent),
                     number=now.number - own.born + 1,
                     group=", ".join(group),
                 )
@@ -304,11 +305,6 @@ def _present(state: PerGroupState, here: Sequence[str]) -> dict[int, Group]:
         if name in state.group_of:
             found.setdefault(state.group_of[name], []).append(name)
     return {number: tuple(names) for number, names in sorted(found.items())}
-
-
-def _sent(now: Round) -> dict[str, Any]:
-    """Return the run's entries for the training messages of a group's strategy."""
-    return {key: value for key, value in now.config.items() if key != wire.LR_DECAY}
 
 
 def _loss(update: Update) -> float:

@@ -246,10 +246,6 @@ class Within(Options):
         made: Inside = KINDS[self.algorithm](**fields)
         return made
 
-    @property
-    def is_usual(self) -> bool:
-        return self.algorithm == "fedavg"
-
     def problems(self, training: Config) -> Iterator[str]:
         """Yield options of another algorithm, and what conflicts in the algorithm itself."""
         mine = OWN_FIELDS[self.algorithm]
