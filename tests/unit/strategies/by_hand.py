@@ -1,8 +1,8 @@
-"""An algorithm played by hand: what the engine does around it, without silos and messages."""
+"""An algorithm played by hand, without silos and messages; and a roster of silos' minimums."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coterie.strategies import GroupStrategy
@@ -10,6 +10,19 @@ from coterie.strategies.rounds.algorithm import Order, Round, Update
 from coterie.strategies.rounds.conversation import stated_sizes
 from coterie.strategies.rounds.play import welcome, with_stated_sizes
 from coterie.strategies.rounds.roster import Silo
+
+
+class Minimums:
+    """The nodes as silos, some of which accept no small groups: node → smallest group."""
+
+    def __init__(self, minimums: Mapping[int, int]) -> None:
+        self.minimums = minimums
+
+    def present(self, grid: Any, *, number: int) -> list[Silo]:
+        return [
+            Silo(f"silo-{n - 1}", n, num_examples=100, min_group_size=self.minimums.get(n, 1))
+            for n in sorted(grid.get_node_ids())
+        ]
 
 
 class ByHand:

@@ -57,6 +57,7 @@ from tests.conftest import (
     plain_trained,
 )
 from tests.kit import assert_same_models
+from tests.unit.strategies.by_hand import Minimums
 
 NODES = plain_nodes(0, 1, 0, 2, 1, samples=[40, 70, 60, 50, 85])
 NAMES = [f"silo-{i - 1}" for i in range(1, 6)]
@@ -703,13 +704,6 @@ def test_an_update_of_a_silo_that_accepts_no_such_group_reaches_nobody(name: str
     That goes for the newcomer too, which is of silo-0's kind and joins its group.
     """
 
-    class Asking:
-        def present(self, grid: Any, *, number: int) -> list[Silo]:
-            return [
-                Silo(f"silo-{i - 1}", i, num_examples=100, min_group_size=minimum if i == 1 else 1)
-                for i in sorted(grid.get_node_ids())
-            ]
-
     class Listening(Joining):
         def push_messages(self, messages: Any) -> Any:
             messages = list(messages)
@@ -719,7 +713,7 @@ def test_an_update_of_a_silo_that_accepts_no_such_group_reaches_nobody(name: str
             return super().push_messages(messages)
 
     # Three is fewer than all, with whom these train first, and more than its kind, with whom then.
-    minimum = 3 if name in ("kmeans", "flhc", "fesem") else 9
+    roster = Minimums({1: 3 if name in ("kmeans", "flhc", "fesem") else 9})
     config = RunConfig.read(
         keys_for(name, warm_up=0, num_groups=3, max_distance=0.4, rounds_before=0)
     )
@@ -729,7 +723,7 @@ def test_an_update_of_a_silo_that_accepts_no_such_group_reaches_nobody(name: str
         own = {"kind": 2, "noise": 20 + noise, "samples": 100}
         late = {"kind": 2, "noise": 30, "samples": 100}
         grid = Listening([own, *plain_nodes(0, 1, 0, 1)], {4: lambda g, n=late: g.connect(n)})
-        strategy = build_strategy(config, run="x", roster=Asking(), on_round=lambda r: None)
+        strategy = build_strategy(config, run="x", roster=roster, on_round=lambda r: None)
         run(strategy, grid=grid, rounds=6)
         heard.append(sent)
     assert len(heard[0]) == len(heard[1])
@@ -738,13 +732,7 @@ def test_an_update_of_a_silo_that_accepts_no_such_group_reaches_nobody(name: str
 
 
 def test_a_part_of_cfl_that_is_too_small_for_its_silo_keeps_the_model_that_was_split() -> None:
-    class Asking:
-        def present(self, grid: Any, *, number: int) -> list[Silo]:
-            return [
-                Silo(f"silo-{i - 1}", i, 100, min_group_size=2 if i == 1 else 1) for i in (1, 2)
-            ]
-
-    strategy = CFL(eps_mean=2.0, eps_largest=0.0, first_split=2, roster=Asking())
+    strategy = CFL(eps_mean=2.0, eps_largest=0.0, first_split=2, roster=Minimums({1: 2}))
     result = run(strategy, NODES[:2], rounds=4)
     assert partition(result, 1) == [["silo-0", "silo-1"]]
     assert partition(result, 4) == [["silo-0"], ["silo-1"]]

@@ -40,7 +40,7 @@ from tests.conftest import (
     plain_trained,
 )
 from tests.kit import digits, record_of
-from tests.unit.strategies.by_hand import ByHand
+from tests.unit.strategies.by_hand import ByHand, Minimums
 
 HELD_OUT = 40
 ROUNDS = Discriminators().rounds
@@ -683,20 +683,6 @@ def test_samples_kept_for_validation_are_not_called_too_few_to_begin_with(tmp_pa
     }
 
 
-class Asking:
-    """A roster of silos of which some accept no small groups."""
-
-    def __init__(self, *minimums: int) -> None:
-        self.minimums = minimums
-
-    def present(self, grid: Any, *, number: int) -> list[Silo]:
-        nodes = sorted(grid.get_node_ids())
-        return [
-            Silo(f"silo-{node - 1}", node, num_examples=100, min_group_size=minimum)
-            for node, minimum in zip(nodes, self.minimums, strict=True)
-        ]
-
-
 def test_a_silo_that_accepts_no_group_of_two_shares_no_discriminator(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -708,26 +694,13 @@ def test_a_silo_that_accepts_no_group_of_two_shares_no_discriminator(
         return reply
 
     judged.fault = fault
-    result = run(judged, plain_nodes(0, 0, 0), rounds=3, roster=Asking(3, 2, 1))
+    result = run(judged, plain_nodes(0, 0, 0), rounds=3, roster=Minimums({1: 3, 2: 2}))
     assert {node for node, *_ in judged.seen} == {2, 3} and stated == {2}
     reason = "it accepts groups of at least 3 silos; a discriminator is the mean of two."
     assert result.rounds[0].details["discriminators"]["missing"] == {"silo-0": reason}
     assert caplog.text.count(f"silo silo-0 is not measured: {reason}") == 1
     assert result.groups[3] == [["silo-0"], ["silo-1", "silo-2"]]
     assert "discriminators" not in result.rounds[1].details, "nobody is asked again"
-
-
-class AskingWho(Asking):
-    """The same by node, regardless of who is connected."""
-
-    def __init__(self, minimums: Mapping[int, int]) -> None:
-        self.of = dict(minimums)
-
-    def present(self, grid: Any, *, number: int) -> list[Silo]:
-        return [
-            Silo(f"silo-{node - 1}", node, num_examples=100, min_group_size=self.of.get(node, 1))
-            for node in sorted(grid.get_node_ids())
-        ]
 
 
 @pytest.mark.parametrize("newcomers", ["keep", "resolve"])
@@ -739,7 +712,7 @@ def test_a_silo_whose_coalition_becomes_too_small_trains_alone_until_it_is_not(
             return [n for n in super().get_node_ids() if n != 3 or self.looks not in (2, 3)]
 
     grid = Back(Judged(lambda kind, label: 0.5), plain_nodes(0, 0, 0, 0))
-    result = started(grid, 4, roster=AskingWho({1: 4}), unmeasured="unknown", newcomers=newcomers)
+    result = started(grid, 4, roster=Minimums({1: 4}), unmeasured="unknown", newcomers=newcomers)
     assert result.groups[2] == result.groups[3] == [["silo-0"], ["silo-1", "silo-3"]]
     assert result.groups[1] == result.groups[4]
     assert result.groups[4] == [["silo-0", "silo-1", "silo-2", "silo-3"]]
@@ -751,7 +724,7 @@ def test_a_silo_whose_coalition_becomes_too_small_trains_alone_until_it_is_not(
 
 def test_where_nobody_accepts_a_group_of_two_nothing_is_asked() -> None:
     judged = Judged()
-    result = run(judged, plain_nodes(0, 0), rounds=2, roster=Asking(3, 3))
+    result = run(judged, plain_nodes(0, 0), rounds=2, roster=Minimums({1: 3, 2: 3}))
     assert judged.seen == [] and result.rounds[0].phases == {}
     assert set(result.rounds[0].details["discriminators"]["missing"]) == {"silo-0", "silo-1"}
     assert result.groups[2] == [["silo-0"], ["silo-1"]]

@@ -11,7 +11,6 @@ from flwr.app import Message, RecordDict
 from coterie import wire
 from coterie.engine.inprocess import InProcessGrid
 from coterie.strategies import PFedGraph
-from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
 from tests import kit
 from tests.conftest import (
@@ -23,6 +22,7 @@ from tests.conftest import (
     plain_nodes,
     plain_trained,
 )
+from tests.unit.strategies.by_hand import Minimums
 from tests.unit.strategies.partition.test_partition_pfedgraph import literal
 from tests.unit.strategies.test_baselines import (
     NAMES,
@@ -75,23 +75,9 @@ def test_silos_are_pulled_to_a_mean_that_they_received_and_not_to_the_first_mode
     assert {pull for _, pull, _ in asked} == {None}
 
 
-class Minimums:
-    """Silos of the plain app with smallest groups."""
-
-    def __init__(self, *minimums: int) -> None:
-        self.minimums = minimums
-
-    def present(self, grid: Any, *, number: int) -> list[Silo]:
-        nodes = sorted(grid.get_node_ids())
-        return [
-            Silo(f"silo-{i - 1}", node, num_examples=100, min_group_size=minimum)
-            for i, (node, minimum) in enumerate(zip(nodes, self.minimums, strict=True), start=1)
-        ]
-
-
 def test_an_update_is_in_no_mean_of_fewer_silos_than_it_accepts() -> None:
     """1 and 3, and 2 and 5, are alike. 3 accepts no pair; so 1 and 3 go on alone."""
-    strategy = PFedGraph(graph_alpha=0.1, roster=Minimums(1, 1, 3, 1, 2))
+    strategy = PFedGraph(graph_alpha=0.1, roster=Minimums({3: 3, 5: 2}))
     result = run(strategy)
     for report in result.rounds[:4]:
         weights = report.details["weights"]
@@ -112,7 +98,7 @@ def test_an_update_is_in_no_mean_of_fewer_silos_than_it_accepts() -> None:
 @pytest.mark.parametrize("alpha", [0.05, 0.3, 1.0, 1e6])
 def test_no_mean_is_smaller_than_any_of_its_silos_accepts(alpha: float) -> None:
     minimums = (1, 4, 3, 2, 5)
-    result = run(PFedGraph(graph_alpha=alpha, roster=Minimums(*minimums)))
+    result = run(PFedGraph(graph_alpha=alpha, roster=Minimums(dict(enumerate(minimums, 1)))))
     least = dict(zip(NAMES, minimums, strict=True))
     for report in result.rounds[:4]:
         for name, row in report.details["weights"].items():

@@ -48,6 +48,7 @@ from tests.conftest import (
 )
 from tests.kit import digits, run
 from tests.unit.strategies.by_hand import ByHand
+from tests.unit.strategies.test_engine import Script
 
 MINIMUMS = st.lists(st.integers(1, 7), min_size=1, max_size=7)
 
@@ -134,16 +135,6 @@ def test_other_strategies_leave_it_out_and_its_update_changes_nothing(
         np.testing.assert_array_equal(arrays_of(result.models["a"])[name], array)
 
 
-class Strict:
-    """Silos of the plain app; c accepts no group below three."""
-
-    def present(self, grid: Any, *, number: int) -> list[Silo]:
-        return [
-            Silo(name, node, num_examples=100, min_group_size=3 if name == "c" else 1)
-            for name, node in zip("abc", sorted(grid.get_node_ids()), strict=True)
-        ]
-
-
 ALONE_IN: list[tuple[Callable[..., Any], list[int]]] = [
     (partial(KMeans, num_groups=2), [1, 2, 3]),
     (partial(FLHC, rounds_before=1, max_distance=0.4), [2, 3]),
@@ -164,7 +155,8 @@ def test_the_record_says_that_a_silo_alone_in_its_group_trains_for_nothing(
     initial = {k: rng.normal(size=a.shape).astype(np.float32) for k, a in plain_model().items()}
     arrays = ArrayRecord({name: Array(array) for name, array in initial.items()})
     grid = InProcessGrid(plain_app(), plain_nodes(0, 0, 1))
-    result = make(roster=Strict()).start(grid, arrays, num_rounds=3, timeout=1)
+    roster = Script("abc", "abc", "abc", minimums={"c": 3})
+    result = make(roster=roster).start(grid, arrays, num_rounds=3, timeout=1)
     for report in result.rounds[:3]:
         alone = report.round in rounds
         assert (("c",) in report.groups) == alone
@@ -182,13 +174,9 @@ GROUPED_BY_ONE = (partial(FedGroup, num_groups=1), FedAvg, FedFA, FedNova, APFL,
 
 @pytest.mark.parametrize("make", [*GROUPED_BY_ONE, partial(FLHC, rounds_before=9)])
 def test_a_silo_whose_group_has_left_changes_no_model_that_others_may_get(make: Any) -> None:
-    class Fewer(Strict):
-        def present(self, grid: Any, *, number: int) -> list[Silo]:
-            here = super().present(grid, number=number)
-            return here if number == 1 else here[2:]
-
+    roster = Script("abc", "c", "c", minimums={"c": 3})
     grid = InProcessGrid(plain_app(), plain_nodes(0, 0, 0))
-    result = make(roster=Fewer()).start(grid, plain_initial(), num_rounds=3, timeout=1)
+    result = make(roster=roster).start(grid, plain_initial(), num_rounds=3, timeout=1)
     assert [list(report.left_out) for report in result.rounds] == [[], ["c"], ["c"], []]
     assert_equal_models(arrays_of(result.models["c"]), arrays_of(result.models["a"]))
 
