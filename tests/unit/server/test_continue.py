@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from coterie.strategies.auto import budget
 from coterie.strategies.hcct import alpha as trials
 from tests.commands import coterie
 from tests.kit import CutGrid, record_of, restart_silos
-from tests.unit.server.test_resume import Whole, go, interrupted, nodes, timeless
+from tests.unit.server.test_resume import Whole, go, interrupted, nodes, played_whole, timeless
 
 KINDS: dict[str, dict[str, Any]] = {
     "hcct": {
@@ -49,16 +48,7 @@ def first(folder: Path, home: Path, **keys: Any) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    """The record of a kind of run that was played in one go, at separate silos."""
-
-    @cache
-    def record(kind: str) -> dict[str, Any]:
-        folder = tmp_path_factory.mktemp("whole")
-        go(folder / "run-1", nodes(folder / "homes"), **{**KINDS[kind], "rounds": ALL})
-        restart_silos()
-        return record_of(folder / "run-1")
-
-    return record
+    return played_whole(tmp_path_factory, lambda kind: {**KINDS[kind], "rounds": ALL})
 
 
 @pytest.mark.parametrize(

@@ -94,21 +94,24 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rosters, "POLL_S", 0.001)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
-    """The record of a kind of run without interruption, at separate silos of the same name."""
+Whole = Callable[[str], dict[str, Any]]
+"""The record of a kind of run without interruption, at separate silos of the same name."""
 
+
+def played_whole(folders: pytest.TempPathFactory, keys: Callable[[str], dict[str, Any]]) -> Whole:
     @cache
     def record(kind: str) -> dict[str, Any]:
-        folder = tmp_path_factory.mktemp("whole")
-        go(folder / "run-1", nodes(folder / "homes"), **KINDS[kind])
+        folder = folders.mktemp("whole")
+        go(folder / "run-1", nodes(folder / "homes"), **keys(kind))
         restart_silos()
         return record_of(folder / "run-1")
 
     return record
 
 
-Whole = Callable[[str], dict[str, Any]]
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    return played_whole(tmp_path_factory, KINDS.__getitem__)
 
 
 def timeless(record: dict[str, Any]) -> list[dict[str, Any]]:

@@ -19,13 +19,13 @@ from coterie.strategies.partition.objectives import FedCollabBound, HCCTUtility
 from coterie.strategies.partition.solvers import best_partition, solve
 
 
-def run_hcct(solver):
+def run_hcct(search, **how):
     """`wish` asks for no, the natural, or all collaboration."""
 
     def run(gram, sizes, rng, wish="natural"):
         alpha = {"none": 0.0, "natural": 60.0, "all": 1e9}[wish]
         objective = HCCTUtility.from_gram(gram, sizes, alpha=alpha)
-        return solve(objective, solver=solver, rng=rng, num_restarts=10).groups
+        return search(objective, rng=rng, **how).groups
 
     return run
 
@@ -42,17 +42,6 @@ def run_fedcollab(solver):
         c = {"none": 1e-9, "natural": 6.0, "all": 1e6}[wish]
         bound = FedCollabBound.from_distances(distances, sizes, c=c)
         return solve(bound, solver=solver, rng=rng, num_restarts=10).groups
-
-    return run
-
-
-def run_best(exact):
-    """What the federation uses: exact for few silos, two searches for many."""
-
-    def run(gram, sizes, rng, wish="natural"):
-        alpha = {"none": 0.0, "natural": 60.0, "all": 1e9}[wish]
-        objective = HCCTUtility.from_gram(gram, sizes, alpha=alpha)
-        return best_partition(objective, rng=rng, exact=exact).groups
 
     return run
 
@@ -81,11 +70,11 @@ def run_fedgroup(measure):
 
 
 ALGORITHMS = {
-    "hcct agglomerative": run_hcct("agglomerative"),
-    "hcct relocation": run_hcct("relocation"),
-    "hcct optimal": run_hcct("optimal"),
-    "hcct best, exact": run_best(16),
-    "hcct best, searched": run_best(0),
+    "hcct agglomerative": run_hcct(solve, solver="agglomerative", num_restarts=10),
+    "hcct relocation": run_hcct(solve, solver="relocation", num_restarts=10),
+    "hcct optimal": run_hcct(solve, solver="optimal", num_restarts=10),
+    "hcct best, exact": run_hcct(best_partition, exact=16),
+    "hcct best, searched": run_hcct(best_partition, exact=0),
     "fedcollab agglomerative": run_fedcollab("agglomerative"),
     "fedcollab relocation": run_fedcollab("relocation"),
     "fedcollab optimal": run_fedcollab("optimal"),
