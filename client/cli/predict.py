@@ -27,7 +27,7 @@ from coterie.tasks.base import Nest, Option, Persons, Samples, TaskError, leaves
 from coterie.tasks.draws import num_persons, split_by_class
 from coterie.tasks.problems import Classes, Evidence, Labels, Masks, Problem
 from coterie.tasks.trees import takes_missing
-from coterie.wire import Model, model_hash
+from coterie.wire import Model, model_hash, some
 
 
 def find_model(home: Path, run: str) -> Path:
@@ -279,20 +279,14 @@ def _small(said: torch.Tensor) -> Array:
 
 def _odd_rows(values: torch.Tensor) -> Array:
     """Return which samples have values that are not finite, (n,)."""
-    odd: Array = (
-        (~torch.isfinite(values)).flatten(1).any(dim=1).numpy()
-        if values.ndim > 1
-        else (~torch.isfinite(values)).numpy()
-    )
+    odd: Array = (~torch.isfinite(values))[..., None].flatten(1).any(dim=1).numpy()
     return odd
 
 
 def _called(odd_rows: Array, names: Sequence[str]) -> str:
-    odd = np.flatnonzero(odd_rows)
-    if not len(odd):
-        return ""
-    called = ", ".join(names[i] if names else f"{i} (the first is 0)" for i in odd[:3])
-    return f"sample {called}" + (f" and {len(odd) - 3} more" if len(odd) > 3 else "")
+    rows = np.flatnonzero(odd_rows).tolist()
+    odd = [names[i] if names else f"{i} (the first is 0)" for i in rows]
+    return f"sample {some(odd, 3)}" if odd else ""
 
 
 def whole(card: Card, task: Task, weights: Model) -> torch.nn.Module:

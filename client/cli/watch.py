@@ -318,12 +318,11 @@ def _wilson(share: float, samples: int) -> list[float]:
 
 
 def _drift_warning(found: Sequence[Shift]) -> list[str]:
+    from coterie.wire import some
+
     drifted = sorted((one for one in found if one.drifted), key=lambda one: -one.psi)
-    if not drifted:
-        return []
-    named = ", ".join(f"{one.name} (PSI {one.psi:.2f})" for one in drifted[:SHOWN])
-    more = f" and {len(drifted) - SHOWN} more" if len(drifted) > SHOWN else ""
-    return [f"inputs have drifted: {named}{more}"]
+    named = [f"{one.name} (PSI {one.psi:.2f})" for one in drifted]
+    return [f"inputs have drifted: {some(named, SHOWN)}"] if named else []
 
 
 def _worse_warning(card: Card, measured: Mapping[str, Any]) -> list[str]:
