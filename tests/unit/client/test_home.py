@@ -134,15 +134,6 @@ def test_what_is_no_silo_s_folder_is_said(tmp_path: Path) -> None:
         Home(tmp_path)
 
 
-def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
-    home = create(tmp_path, "a")
-    (tmp_path / "key.pem").chmod(0o644)
-    with pytest.raises(
-        SettingsError, match=r"^\S*key\.pem may be read by accounts .* chmod 600 \S+$"
-    ):
-        home.key()
-
-
 def test_a_bundle_for_another_silo_or_key_is_refused(tmp_path: Path) -> None:
     make_ca(tmp_path / "tls", "study")
     ca = (tmp_path / "tls" / "ca.pem").read_bytes()

@@ -358,10 +358,6 @@ def test_a_file_becomes_runs_with_training_alone_added(tmp_path: Path) -> None:
     }
 
 
-def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
-    assert read(written(tmp_path, "\ufeff" + WHOLE)).file.title == "A try"
-
-
 def test_silos_can_be_cut_from_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COTERIE_DATA", raising=False)
     text = 'task = "mnist"\ndata = "d"\nsilos = 12\nseeds = [5]\n'

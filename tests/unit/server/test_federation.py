@@ -92,13 +92,6 @@ def test_a_wrong_configuration_is_named(change: tuple[str, str], said: str, tmp_
         load(tmp_path)
 
 
-def test_a_configuration_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
-    made = create(tmp_path, ["fl.example.org"])
-    file = tmp_path / "coterie.toml"
-    file.write_bytes(file.read_text().encode("utf-8-sig"))
-    assert load(tmp_path).config == made.config
-
-
 def test_an_address_that_cannot_be_one_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     with pytest.raises(FederationError, match="must be HOST:PORT"):
         create(tmp_path / "study", ["http://fl.example.org"])
