@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,11 @@ from coterie.tasks.own.values import (
     counted,
     first,
     shown,
+    texts_of,
     without_rows,
 )
 
-__all__ = ["Contents", "first", "flags", "names_of", "raw_texts", "read_columns", "shown"]
+__all__ = ["Contents", "beginnings", "first", "names_of", "raw_texts", "read_columns", "shown"]
 
 log = logging.getLogger("coterie.tasks")
 
@@ -46,6 +48,8 @@ BLOCKS = (1 << 22, 1 << 26, (1 << 31) - 1)
 """Bytes of a CSV file read at once; a row must fit, so longer rows need more."""
 ROWS = 1 << 16
 """Rows of a Parquet file read at once."""
+FIRST_ROWS = 1000
+"""Rows from which a column is judged."""
 PAUSE_S = 3.0
 """Seconds between progress messages."""
 LAST = 20
@@ -84,10 +88,9 @@ def read_columns(
     """
     import pyarrow as pa
 
-    source = _Delimited if _kind(place) in TEXTS else _Binary
     for block in BLOCKS:
         try:
-            opened = source(place, dialect, columns)
+            opened = _source(place)(place, dialect, columns)
             read = [
                 (Numbers if name in numeric else Codes)(name, dialect, opened.about)
                 for name in columns
@@ -163,6 +166,10 @@ def _kind(place: Path) -> str:
             'Excel: "CSV UTF-8"), and give that file as data.'
         )
     raise TaskError(f"{str(place)!r} has the extension {outer!r}. {READABLE}.")
+
+
+def _source(place: Path) -> type[_Delimited | _Binary]:
+    return _Delimited if _kind(place) in TEXTS else _Binary
 
 
 class _Binary:
@@ -451,34 +458,37 @@ def raw_texts(place: Path, column: str, dialect: Dialect, expected: str) -> list
     return read_columns(place, [column], dialect.bare(), expected).texts(column)
 
 
-def flags(found: Coded, column: str, place: Path, dialect: Dialect) -> NDArray[np.float32]:
-    """Return a column's 0 and 1 as (n,); raise ``TaskError`` naming what is neither."""
-    known = {"0": 0, "1": 1, "false": 0, "true": 1}
-    values = found.places(lambda text: known.get(dialect.code(text).lower()))
-    if (wrong := values < 0).any():
-        about = f"target column {dialect.named(column)} of {str(place)!r} must contain 0 or 1. "
-        if (empty := found.at < 0).any():
-            raise TaskError(f"{about}Row {first(empty)} is empty: leave such rows out of the file.")
-        about += (
-            f"It contains {found.listed(wrong)}: define them under [data.codes.{column}] in "
-            "silo.toml."
-        )
-        if known_rows := len(wrong) - int(wrong.sum()):
-            about += (
-                f" Other {known_rows} rows are read as {found.listed(~wrong)}: where 1 and 2 stand "
-                "for 0 and 1, define both."
-            )
-        raise TaskError(about)
-    return values.astype(np.float32)
-
-
 def names_of(place: Path, dialect: Dialect) -> list[str]:
     """Return the names of all columns as stored, or raise ``TaskError`` if unreadable."""
+    with _refusing(place):
+        return _source(place)(place, dialect, ()).names
+
+
+def beginnings(place: Path, columns: Sequence[str], dialect: Dialect) -> list[list[str] | None]:
+    """Return each column's texts in the first rows, without empty ones; None for lists and similar.
+
+    Raises ``TaskError`` if a column is missing or cannot be read.
+    """
+    with _refusing(place):
+        parts = next(_source(place)(place, dialect, columns).batches(BLOCKS[1]), ())
+        return [_first_texts(part[:FIRST_ROWS]) for part in parts]
+
+
+def _first_texts(part: Any) -> list[str] | None:
     import pyarrow as pa
 
-    source = _Delimited if _kind(place) in TEXTS else _Binary
     try:
-        return source(place, dialect, ()).names
+        return [text for text in texts_of(part).to_pylist() if text and text.strip()]
+    except pa.ArrowException:
+        return None
+
+
+@contextmanager
+def _refusing(place: Path) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
     except (pa.ArrowException, OSError, ValueError) as error:
         if isinstance(error, TaskError):
             raise

@@ -36,6 +36,7 @@ from coterie.tasks.own.rows import Rows, digest_of
 from coterie.tasks.own.scaling import in_32_bits, scale_of, sums_of
 from coterie.tasks.own.table_declaration import TableDeclaration
 from coterie.tasks.own.targets import LabelColumns, NumberColumns
+from coterie.tasks.own.values import read_flags
 from coterie.tasks.problems import Survival
 
 LARGEST = 1e100
@@ -306,7 +307,7 @@ class Table(DeclaredTask):
             return self._classes(table, target, place, written)
         if isinstance(target, LabelColumns):
             found: list[NDArray[Any]] = [
-                files.flags(table.codes[name], name, place, written) for name in target.columns
+                read_flags(table.codes[name], name, place, written) for name in target.columns
             ]
         elif isinstance(target, NumberColumns):
             found = [self._known(table, name, place, written) for name in target.columns]
@@ -317,7 +318,7 @@ class Table(DeclaredTask):
                     f"target column {written.named(target.time)} of {str(place)!r} contains a "
                     f"time below 0 in row {files.first(early)}. Times must be at least 0."
                 )
-            found = [times, files.flags(table.codes[target.event], target.event, place, written)]
+            found = [times, read_flags(table.codes[target.event], target.event, place, written)]
         names = [f"target column {written.named(name)}" for name in target.columns]
         return in_32_bits(np.stack(found, axis=1), names, place)
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -135,6 +136,27 @@ class Coded:
 
 def _also(count: int) -> str:
     return "" if count == 1 else f" and {counted(count - 1, 'more row')}"
+
+
+def read_flags(found: Coded, column: str, place: Path, dialect: Dialect) -> NDArray[np.float32]:
+    """Return a column's 0 and 1 as (n,); raise ``TaskError`` naming what is neither."""
+    known = {"0": 0, "1": 1, "false": 0, "true": 1}
+    values = found.places(lambda text: known.get(dialect.code(text).lower()))
+    if (wrong := values < 0).any():
+        about = f"target column {dialect.named(column)} of {str(place)!r} must contain 0 or 1. "
+        if (empty := found.at < 0).any():
+            raise TaskError(f"{about}Row {first(empty)} is empty: leave such rows out of the file.")
+        about += (
+            f"It contains {found.listed(wrong)}: define them under [data.codes.{column}] in "
+            "silo.toml."
+        )
+        if known_rows := len(wrong) - int(wrong.sum()):
+            about += (
+                f" Other {known_rows} rows are read as {found.listed(~wrong)}: where 1 and 2 stand "
+                "for 0 and 1, define both."
+            )
+        raise TaskError(about)
+    return values.astype(np.float32)
 
 
 class Codes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 
 import numpy as np
@@ -162,6 +162,13 @@ def repeated_in_columns(
     names = [name for name, n in times.items() if n == 1 and in_nfc(name) not in skipped]
     plain = written.bare()
     names = [name for name in names if in_nfc(name) not in inputs or _is_named(name)]
+    # Texts of all rows take much more memory than the file: most columns are ruled out before.
+    starts = files.beginnings(place, [in_nfc(name) for name in names], plain) if names else []
+    names = [
+        name
+        for name, values in zip(names, starts, strict=True)
+        if values is not None and (_is_named(name) or _form_of(_words(name), values))
+    ]
     if not names:
         return []
     table = files.read_columns(place, [in_nfc(name) for name in names], plain, "its columns")
@@ -200,18 +207,25 @@ def _look_like_keys(words: str, values: Sequence[str], places: Sequence[int]) ->
 
     Diagnoses, ages and dates repeat as well.
     """
-    if not TWICE <= len(places) / len(values) <= OFTEN or ELSE.search(words):
+    form = _form_of(words, values)
+    if not form or not TWICE <= len(places) / len(values) <= OFTEN:
         return False
     if all(DATE.match(value) for value in values):
         return False
-    code = NUMBERED if CALLED_ID.fullmatch(words) else CODE
-    if all(code.fullmatch(value.lower()) for value in values):
-        return True
-    if not all(value.isdecimal() for value in values):
-        return False
     often = np.bincount(places)
     stretches = 1 + np.count_nonzero(np.diff(places))
-    return bool(often.var() <= EVEN * often.mean() or stretches <= TOGETHER * len(values))
+    fixed = bool(often.var() <= EVEN * often.mean() or stretches <= TOGETHER * len(values))
+    return form == "code" or fixed
+
+
+def _form_of(words: str, values: Iterable[str]) -> str:
+    """Return whether all values are a ``code`` or ``number`` that may be a key; else empty."""
+    code = NUMBERED if CALLED_ID.fullmatch(words) else CODE
+    if ELSE.search(words):
+        return ""
+    if all(code.fullmatch(value.lower()) for value in values):
+        return "code"
+    return "number" if all(value.isdecimal() for value in values) else ""
 
 
 def repeated_in_paths(paths: Sequence[PurePath], depth: int) -> list[str]:

@@ -19,6 +19,7 @@ from coterie.client.work.data import Held, to_device
 from coterie.tasks import SiloData, TaskError
 from coterie.tasks.base import StreamedData
 from coterie.tasks.draws import fewest_persons, number_persons, split_by_class, split_by_fold
+from coterie.tasks.own import files
 from coterie.tasks.own.declared import DeclaredTask, load_declared
 from tests.tables import declaration
 
@@ -507,6 +508,25 @@ DRAW = np.random.default_rng(1)
 )  # fmt: skip
 def test_ordinary_columns_are_not(name: str, values: list[Any], tmp_path: Path) -> None:
     assert columns(name, values, tmp_path) == []
+
+
+def test_columns_that_cannot_be_keys_are_not_read_whole(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    task, options = a_parquet_file(tmp_path)
+    whole, read = list[str](), files.read_columns
+
+    def noted(place: Path, columns: Any, *rest: Any) -> Any:
+        whole.extend(columns)
+        return read(place, columns, *rest)
+
+    monkeypatch.setattr(files, "read_columns", noted)
+    table = parquet.read_table(options["data"])
+    for name, value in (("lab", 0.5), ("seen", "2020-01-01 10:00"), ("codes", ["I10"])):
+        table = table.append_column(name, pa.array([value] * len(table)))
+    parquet.write_table(table, options["data"])
+    assert len(task.look_for_persons({"data": options["data"]})) == 1
+    assert whole == ["patient"]
 
 
 def test_of_declared_columns_only_numbers_that_are_called_like_a_key_are(tmp_path: Path) -> None:
