@@ -152,6 +152,8 @@ class ArrayTask(DeclaredTask):
                 f"{str(place)!r} must have one label per sample. "
                 f"Got {len(x)} samples and {len(y)} labels."
             )
+        if not len(x):
+            raise TaskError(f"{str(place)!r} has no samples.")
         return Arrays(samples, self._targets(y, place))
 
     def _targets(self, y: NDArray[Any], place: Path) -> NDArray[Any]:
@@ -176,7 +178,7 @@ class ArrayTask(DeclaredTask):
         else:
             single = isinstance(problem, Numbers) and problem.num_targets == 1 and y.ndim == 1
             y = y.reshape(len(y), 1) if single else y
-            of_each = ["y"] * y[:1].size
+            of_each = ["y"] * y[:1].size if y.ndim else []
             y = in_32_bits(y, of_each, place) if of_each else y.astype(np.float32)
         try:
             problem.check(y, "all")

@@ -158,10 +158,12 @@ def test_targets_of_arrays(target: str, y: Any, kept: tuple[int, ...], tmp_path:
         ('{kind = "number"}', np.array(["a"] * 12), "y in .* must contain numbers. Got <U1"),
         ('{kind = "labels", names = ["a", "b"]}', np.full((12, 2), 2), "must be 0 or 1"),
         ('{kind = "survival"}', np.full((12, 2), 0.5), "events 0 or 1"),
+        ('{kind = "number"}', np.array(3.0), r"does not fit: .* of shape \(\)"),
+        ('{kind = "survival"}', np.zeros((0, 2)), "has no samples"),
     ],
 )
 def test_wrong_targets_of_arrays_are_named(target: str, y: Any, said: str, tmp_path: Path) -> None:
-    np.savez(tmp_path / "d.npz", x=np.zeros((12, 3)), y=y)
+    np.savez(tmp_path / "d.npz", x=np.zeros((12 if y.size else 0, 3)), y=y)
     with pytest.raises(TaskError, match=said):
         declared(tmp_path, ARRAY + f"target = {target}\n").load({"data": str(tmp_path / "d.npz")})
 
