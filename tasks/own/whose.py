@@ -37,7 +37,8 @@ def checked_keys(keys: Sequence[str], where: str, option: str = "group") -> Sequ
 def column_in(place: Path, group: str, written: Dialect) -> str:
     """Return the name in the file of the column that ``group`` names; empty if it is missing."""
     column = written.columns.get(in_nfc(group), in_nfc(group))
-    return column if column in map(in_nfc, files.names_of(place, written)) else ""
+    names = {in_nfc(name).strip() for name in files.names_of(place, written)}
+    return column if column.strip() in names else ""
 
 
 def keys_in_column(

@@ -336,7 +336,7 @@ def test_one_key_may_be_spelled_in_several_ways(spelled: list[str], tmp_path: Pa
 
 def test_a_column_may_go_by_its_declared_name_and_its_own(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(
-        "NR,a,dose,ill\n"
+        "NR ,a,dose,ill\n"
         + "".join(f"{i // 2},{i},1,{'yes' if i % 4 else 'no'}\n" for i in range(20))
     )
     text = TABLE.replace('"age"', '"age", "visit"')
