@@ -417,7 +417,10 @@ def _translated(texts: Any, column: str, dialect: Dialect) -> Any:
 def _float(found: Any) -> NDArray[np.float64]:
     import pyarrow as pa
 
-    values: NDArray[np.float64] = found.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    # Whole numbers beyond 2**53 are rounded, as they are if they come as texts.
+    values: NDArray[np.float64] = found.cast(pa.float64(), safe=False).to_numpy(
+        zero_copy_only=False
+    )
     return values.astype(np.float64)
 
 

@@ -348,6 +348,18 @@ kind = ["nan", "N/A"]
 """
 
 
+def test_large_whole_numbers_are_the_same_in_csv_and_parquet(tmp_path: Path) -> None:
+    task, ages = declared(tmp_path, WORDS), [2**60 + 1000 * i for i in range(20)]
+    parquet.write_table(
+        pa.table({"age": ages, "kind": ["nan"] * 20, "ill": ["NA", "null"] * 10}),
+        tmp_path / "d.parquet",
+    )
+    rows = "".join(f"{age},nan,{('NA', 'null')[i % 2]}\n" for i, age in enumerate(ages))
+    one = task.load({"data": table(tmp_path, "age,kind,ill\n" + rows)})
+    two = task.load({"data": str(tmp_path / "d.parquet")})
+    np.testing.assert_array_equal(one.x_train, two.x_train)
+
+
 def test_words_for_nothing_are_missing_as_numbers_but_not_as_classes(tmp_path: Path) -> None:
     task = declared(tmp_path, WORDS)
     ages = ["NA", "null", "", "nan", " 7", *map(str, range(15))]
