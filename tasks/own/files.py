@@ -401,6 +401,8 @@ def _called(
                 f"{str(place)!r} has {len(same)} columns named {column!r}. Rename or remove all "
                 "but the intended one."
             )
+        if not same and lines and any("\ufffd" in name for name in found):
+            raise _no_text(place, dialect)
         if not same:
             advice = _names_elsewhere(wanted, lines, place) or (
                 f"Correct {column!r} under [data.columns] in silo.toml."

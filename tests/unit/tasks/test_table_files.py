@@ -199,6 +199,12 @@ def test_a_value_behind_the_last_column_is_refused(tmp_path: Path) -> None:
         load(tmp_path, written.replace("22,f,no,", "22,f,no,x"))
 
 
+def test_a_name_in_another_encoding_is_not_called_missing(tmp_path: Path) -> None:
+    written = text().replace("age", "größe").encode("cp1252")
+    with pytest.raises(TaskError, match=r'is not UTF-8.*"cp1252"'):
+        load(tmp_path, written, columns={"größe": "age"})
+
+
 def test_spaces_around_names_do_no_harm_unless_they_are_ambiguous(tmp_path: Path) -> None:
     assert_same(load(tmp_path, text().replace(NAMES, "note, age,\u00a0sex , ill"))[0], tmp_path)
     with pytest.raises(TaskError, match="has 2 columns named 'age'"):
