@@ -50,6 +50,8 @@ class Lines(io.RawIOBase):
         self._held = bytearray()
         chunks = _decoded(_raw(place), dialect.encoding)
         head = next(chunks, b"")
+        while len(re.findall(BREAK, head)) < dialect.skip + 2 and (more := next(chunks, b"")):
+            head += more  # the names alone may take megabytes
         named = re.match(rb'"?sep=([^"\r\n])"?(?:' + BREAK + b"|$)", head, re.IGNORECASE)
         self.separator = named[1].decode() if named else dialect.separator
         self.looked = head[: 1 << 16].decode(errors="replace").splitlines()[:LOOKED]
@@ -58,6 +60,8 @@ class Lines(io.RawIOBase):
         start = ends[skipped] if skipped < len(ends) else len(head)
         self.names, rows, lines = _names(head[start:], self.separator, dialect.quote)
         self.above = skipped + lines
+        if any(len(name.splitlines()) > LOOKED for name in self.names):
+            raise TaskError(_stray(place, skipped + 1, dialect.quote, closed=False))
         packed = place.suffix.lower() in COMPRESSIONS
         self.about = 0 if packed else place.stat().st_size * len(ends) // max(len(head), 1)
         self._chunks = self._counted(_rest(chunks, head[start + rows :], dialect.skip_last))
@@ -133,12 +137,10 @@ def _names(head: bytes, separator: str, quote: str) -> tuple[list[str], int, int
         lines, delimiter=separator, quotechar=quote or None,
         quoting=csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE,
     )  # fmt: skip
-    try:
-        names = next((record for record in read if record), [])
-        above = read.line_num
-        first = next((record for record in read if record), names)
-    except csv.Error:  # the first row is very long
-        first = names
+    csv.field_size_limit(max(len(head), csv.field_size_limit()))
+    names = next((record for record in read if record), [])
+    above = read.line_num
+    first = next((record for record in read if record), names)
     if len(first) == len(names) + 1 and not first[-1]:
         names = [*names, BEYOND]
     elif len(first) == len(names) - 1 and not names[-1]:

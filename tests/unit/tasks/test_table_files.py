@@ -205,6 +205,22 @@ def test_a_name_in_another_encoding_is_not_called_missing(tmp_path: Path) -> Non
         load(tmp_path, written, columns={"größe": "age"})
 
 
+def test_names_may_take_megabytes(tmp_path: Path) -> None:
+    genes = [f"gene {i} of a long list" for i in range(60_000)]
+    written = text([(*row, *["0"] * len(genes)) for row in ROWS[:30]], "\t")
+    written = written.replace("ill\n", "\t".join(["ill", *genes]) + "\n", 1)
+    with pytest.raises(TaskError, match="separator seems to be"):
+        load(tmp_path, written)
+    data, _ = load(tmp_path, written, separator="\t")
+    assert len(data.x_train) + len(data.x_test) == 30
+
+
+def test_an_open_quote_among_the_names_swallows_no_rows(tmp_path: Path) -> None:
+    written = text(ROWS * 2000).replace("ill\n", 'ill,"no\n', 1).replace("note 39", 'note 39"')
+    with pytest.raises(TaskError, match="in line 1 of the file that is never closed"):
+        load(tmp_path, written)
+
+
 def test_spaces_around_names_do_no_harm_unless_they_are_ambiguous(tmp_path: Path) -> None:
     assert_same(load(tmp_path, text().replace(NAMES, "note, age,\u00a0sex , ill"))[0], tmp_path)
     with pytest.raises(TaskError, match="has 2 columns named 'age'"):
