@@ -21,8 +21,8 @@ from coterie.tasks.base import TaskError
 from coterie.tasks.own.dialect import Dialect
 from coterie.tasks.text import encoding_by_bom
 
-CHUNK = 1 << 20
-"""Bytes read at once."""
+CHUNK, NAMES = 1 << 20, 1 << 26
+"""Bytes read at once; most bytes in which the names of the columns are looked for."""
 BEYOND = "\n"
 """Name of an extra last column, which must be empty, if separators end every row."""
 LOOKED = 20
@@ -50,7 +50,9 @@ class Lines(io.RawIOBase):
         self._held = bytearray()
         chunks = _decoded(_raw(place), dialect.encoding)
         head = next(chunks, b"")
-        while len(re.findall(BREAK, head)) < dialect.skip + 2 and (more := next(chunks, b"")):
+        while len(head) < NAMES and len(re.findall(BREAK, head)) < dialect.skip + 2:
+            if not (more := next(chunks, b"")):
+                break
             head += more  # the names alone may take megabytes
         named = re.match(rb'"?sep=([^"\r\n])"?(?:' + BREAK + b"|$)", head, re.IGNORECASE)
         self.separator = named[1].decode() if named else dialect.separator
