@@ -7,7 +7,6 @@ it, hashed and written: what remains for Flower, which stores one object at a ti
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -19,7 +18,8 @@ from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
-from sqlalchemy import event, text
+from flwr.supercore.state.schema.objectstore_models import ObjectChild, StoredObject
+from sqlalchemy import event, func, select, text, update
 
 from coterie import wire
 from coterie.engine.fast import bundles
@@ -158,17 +158,19 @@ class SqlStore(Filed, SqlObjectStore):
             return super().preregister(run_id, object_tree)
 
     def _forget_parts(self, contents: Sequence[str]) -> None:
-        found = self.query(
-            "SELECT parent_id, child_id FROM object_children JOIN objects ON object_id = parent_id "
-            "WHERE parent_id IN (SELECT value FROM json_each(:names)) "
-            "AND (is_available = 0 OR length(content) = :size)",
-            {"names": json.dumps(contents), "size": len(FILED)},
+        is_content = (StoredObject.is_available == 0) | (
+            func.length(StoredObject.content) == len(FILED)
         )
-        if found:
-            self.query(
-                "UPDATE objects SET ref_count = ref_count - 1 WHERE object_id = :child_id", found
-            )
-            self.query("DELETE FROM object_children WHERE parent_id = :parent_id", found)
+        found = (
+            select(ObjectChild)
+            .join(StoredObject, StoredObject.object_id == ObjectChild.parent_id)
+            .where(ObjectChild.parent_id.in_(contents), is_content)
+        )
+        with self.session() as session:
+            for pair in session.scalars(found).all():
+                named = update(StoredObject).where(StoredObject.object_id == pair.child_id)
+                session.execute(named.values(ref_count=StoredObject.ref_count - 1))
+                session.delete(pair)
 
     def put(self, object_id: str, object_content: bytes | Path) -> None:
         with self._turn:
