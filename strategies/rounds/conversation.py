@@ -120,8 +120,9 @@ class Run:
 
 
 def stated_sizes(updates: Updates) -> dict[str, float]:
-    """Return silo → the training samples that it states with its training, or a cold start's."""
-    return {u.silo.name: u.num_examples for u in updates if not u.purpose or u.kind in SIZED}
+    """Return silo → the samples that it states with its own training, or else with other work."""
+    own_last = sorted(updates, key=lambda u: not u.purpose)
+    return {u.silo.name: u.num_examples for u in own_last if not u.purpose or u.kind in SIZED}
 
 
 class Clock:

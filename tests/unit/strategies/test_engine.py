@@ -17,6 +17,7 @@ from coterie.strategies.plain.fedavg import Independent
 from coterie.strategies.registry import ROWS
 from coterie.strategies.rounds.algorithm import Algorithm, Order, Round, Update, orders_from
 from coterie.strategies.rounds.checkpoint import Checkpoint
+from coterie.strategies.rounds.conversation import stated_sizes
 from coterie.strategies.rounds.members import Plain
 from coterie.strategies.rounds.minimum_sizes import average_groups
 from coterie.strategies.rounds.models import holders, same_model, weighted_mean
@@ -109,6 +110,12 @@ def test_a_silo_counts_with_the_samples_that_its_reply_states() -> None:
     result = play("ab", "c")
     assert result.members is not None
     assert result.members.sizes == {"a": 10, "b": 70, "c": 75}, "the roster said 100 of all"
+
+
+def test_its_own_training_counts_before_those_beside_it() -> None:
+    own, beside = (Update(Silo("a", 1), {}, {}, n, {}, p) for n, p in ((40, ""), (7, "trial-3")))
+    assert stated_sizes([own, beside]) == {"a": 40}
+    assert stated_sizes([beside]) == {"a": 7}
 
 
 # ---------------------------------------------------------------- the smallest groups
