@@ -52,7 +52,7 @@ from coterie.strategies.rounds.replies import error_of
 
 @dataclass(frozen=True)
 class FedFAState:
-    """Members, and silo → (accuracy, number of samples) of the global model."""
+    """Members, and silo → (accuracy, number of samples) of the round's global model."""
 
     members: Members
     accuracy: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class FedFA(OneModel[FedFAState]):
             for name, by_model in answers.items()
         }
         valid = {name: pair for name, pair in stated.items() if 0 <= pair[0] <= 1}
-        return replace(state, accuracy={**state.accuracy, **valid})
+        return replace(state, accuracy=valid)
 
     def absorb(self, state: FedFAState, updates: Updates, now: Round) -> FedFAState:
         if not (kept := accepted(updates)):

@@ -39,8 +39,9 @@ from coterie.strategies import (
 from coterie.strategies.plain.within import num_steps
 from coterie.strategies.registry import ROWS, STRATEGIES
 from coterie.strategies.rivals.flsc import first_choices
-from coterie.strategies.rivals.one_model import information
-from coterie.strategies.rounds.algorithm import Update
+from coterie.strategies.rivals.one_model import FedFAState, information
+from coterie.strategies.rounds.algorithm import Answers, Round, Update
+from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.roster import DescribedRoster, Silo
 from coterie.strategies.strategy import GroupStrategy
 from coterie.wire import Model
@@ -282,6 +283,19 @@ def test_fedfa_is_the_literal_formula() -> None:
         trained = [plain_trained(model, node) for node in NODES]
         model = mean(trained, -np.log2(accuracy))
     assert_models(run(FedFA()), [model] * 5)
+
+
+def test_fedfa_weighs_no_silo_by_its_accuracy_of_an_earlier_model() -> None:
+    """Of the last round's silos, b answers again and a does not."""
+    silos, algorithm = (Silo("a", 1), Silo("b", 2)), FedFA().algorithm
+    members = Members(w0(), dict.fromkeys("ab", w0()), groups=(("a", "b"),))
+    before = FedFAState(members, {"a": (0.1, 10.0), "b": (0.1, 10.0)})
+    asking = algorithm.prepare(before, Round(2, silos))
+    (_, order) = next(asking)
+    told = Update(silos[1], w0(), w0(), 10.0, {"error": 0.5}, order.purpose, order.kind)
+    with pytest.raises(StopIteration) as end:
+        asking.send(Answers([told]))
+    assert end.value.value.accuracy == {"b": (0.5, 10.0)}
 
 
 def test_fedfa_weights_at_their_ends() -> None:
