@@ -336,7 +336,7 @@ def trained_together(state: AutoState, here: Iterable[str]) -> tuple[Group, ...]
 def share_of(state: AutoState, name: str) -> float:
     """Return the share of a silo's own last training in its final model."""
     gain = None if state.verdict is None else state.verdict.gains.get(name)
-    return 0.0 if gain is None or name in state.own else gain.share
+    return 0.0 if gain is None or name in state.own | state.drifted else gain.share
 
 
 def ending(state: AutoState) -> dict[str, Model]:

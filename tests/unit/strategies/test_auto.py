@@ -869,6 +869,9 @@ def test_who_is_in_doubt_about_its_group_ends_with_a_share_of_its_own_training()
     for name in "acd":  # sure, and away in the last round
         assert done.members.models[name] is state.members.models[name]
     assert done.group_models is state.group_models
+    with pytest.raises(StopIteration) as end:  # its gain was that of other data
+        next(auto.finish(replace(state, drifted=frozenset("e")), now()))
+    assert end.value.value.members.models["e"] is state.members.models["e"]
 
 
 @pytest.mark.parametrize("secure", [False, True])
