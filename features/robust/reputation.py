@@ -54,7 +54,7 @@ class Reputation:
     def diverged(self, models: Mapping[str, Model], number: int) -> Reputation:
         """Set apart silos whose training ended in NaN, with the models that they started from.
 
-        Who is in quarantine for longer stays there.
+        A silo in quarantine for longer stays there.
         """
         why = (
             f"its training of round {number} diverged: it trains alone until its training gives "

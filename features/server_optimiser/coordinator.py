@@ -112,7 +112,7 @@ def _shared(held: Mapping[str, Model]) -> Iterable[tuple[Arrays, list[str]]]:
 
 
 def _latest(names: Sequence[str], mine: Memory) -> Moments:
-    """Return a group's moments: those after most steps, as one who joined or returned has fewer."""
+    """Return a group's moments: those after most steps; a silo that joined has made fewer."""
     own = (mine.moments[name] for name in names if name in mine.moments)
     return max(own, key=lambda moments: moments.steps, default=Moments())
 
