@@ -42,6 +42,10 @@ class Study:
     options: Mapping[str, Option] = field(default_factory=dict)
 
 
+def _listened(text: str) -> str:
+    return text and listen_address(text)
+
+
 @dataclass(frozen=True)
 class Process:
     """Settings that only the process of a silo's folder uses."""
@@ -62,7 +66,7 @@ class Process:
     ] = 0
     metrics_address: Annotated[
         str,
-        AfterValidator(lambda text: text and listen_address(text)),
+        AfterValidator(_listened),
         In(
             "monitoring",
             "Address at which Prometheus reads /metrics: PORT (for this machine only) or "

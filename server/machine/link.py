@@ -54,7 +54,7 @@ class Control(ControlCalls):
     def _translated(self, error: grpc.RpcError) -> FederationError:
         """Translate an error; since 1.34 the details are mostly JSON with one public entry."""
         details = str(error.details())
-        with suppress(ValueError, KeyError, TypeError):
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
             details = str(json.loads(details)["public_message"])
         details = wire.plain_text(details, MOST_SHOWN)
         where = f"the SuperLink at {self._address}"

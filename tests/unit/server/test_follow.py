@@ -245,15 +245,20 @@ def test_reasons_and_queues_from_elsewhere_are_shown_without_escape_sequences(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     class Failed(grpc.RpcError):
+        said = json.dumps({"public_message": "\x1b[2J"})
+
         def details(self) -> str:
-            return json.dumps({"public_message": "\x1b[2J"})
+            return self.said
 
         def code(self) -> grpc.StatusCode:
             return grpc.StatusCode.INTERNAL
 
     calls = Control.__new__(Control)
     calls._address = "fl.example.org:9093"
-    assert str(calls._translated(Failed())).endswith(r"refuses: INTERNAL: \x1b[2J")
+    failed = Failed()
+    assert str(calls._translated(failed)).endswith(r"refuses: INTERNAL: \x1b[2J")
+    failed.said = 2000 * "[" + "who?"
+    assert "refuses: INTERNAL: [[[" in str(calls._translated(failed))
     print_queue([Entry("q1", {"strategy": "\x1b[2J"}, by="\x1b]0;x")])
     assert "\x1b" not in capsys.readouterr().out
 
