@@ -136,7 +136,7 @@ def with_masks(
     """Return all images in ``images``, each with its mask in ``masks``.
 
     ``pattern`` is a mask's name without ending, with ``*`` for its image's name. Raises
-    ``TaskError`` if an image has no mask.
+    ``TaskError`` if an image has no mask, or two have the same.
     """
     found: list[Found] = []
     for part, root, folders in roots:
@@ -150,14 +150,19 @@ def with_masks(
         paths = by_ending(inside, SUFFIXES, walk.account)
         flat = by_ending(beside, (MASK_ENDING,), walk.account)
         known = {_key(mask, masks, mask.stem): mask for mask in reversed(flat)}
+        used: dict[Path, Path] = {}
         for path in paths:
             name = pattern.replace("*", path.stem)
             mask = known.get(_key(path, images, name))
             if mask is None:
                 wanted = masks / path.relative_to(images).with_name(name + MASK_ENDING)
                 raise TaskError(_no_mask(path, wanted, beside))
+            if (other := used.setdefault(mask, path)) is not path:
+                raise TaskError(
+                    f"images {str(other)!r} and {str(path)!r} have the same mask {str(mask)!r}. "
+                    "Remove or rename one of them."
+                )
             found.append(Found(path, part, mask=mask))
-        used = {one.mask for one in found}
         walk.account.leave_all(NO_IMAGE, (mask for mask in flat if mask not in used))
     return found
 

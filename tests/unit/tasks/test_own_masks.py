@@ -153,6 +153,13 @@ def test_a_mask_in_another_format_or_by_another_name_is_named_with_the_reason(
         task.load({"data": str(folder)})
 
 
+def test_two_images_with_one_mask_are_refused(folder: Path, task: DeclaredTask) -> None:
+    with Image.open(folder / "images" / "00.jpg") as image:
+        image.save(folder / "images" / "00.png")
+    with pytest.raises(TaskError, match=r"00\.jpg' and .*00\.png' have the same mask .*00\.png'"):
+        ask(task, folder)
+
+
 def test_masks_are_found_in_any_capitals_and_spelling_of_accents(
     folder: Path, task: DeclaredTask
 ) -> None:
