@@ -349,6 +349,14 @@ def test_a_column_may_go_by_its_declared_name_and_its_own(tmp_path: Path) -> Non
     assert [p.tolist() for p in one] == [p.tolist() for p in other]
 
 
+def test_a_person_is_held_out_also_where_all_have_many_rows() -> None:
+    of_each = [(27, 21), (19, 9), (13, 10), (31, 27), (10, 16), (14, 15), (6, 15)]
+    y = np.concatenate([np.repeat([0, 1], both) for both in of_each])
+    persons = np.repeat(np.arange(7), [sum(both) for both in of_each])
+    for seed in range(200):
+        assert len(split_by_class(y, 0.05, seed=seed, persons=persons)[1])
+
+
 @pytest.mark.parametrize("blank", ["", " ", "NA", "?", "null"])
 def test_a_row_of_nobody_is_refused_by_its_number(blank: str, tmp_path: Path) -> None:
     lines = [f"{'SECRET' if i != 4 else blank},{i},1,{'yes' if i % 2 else 'no'}" for i in range(9)]
