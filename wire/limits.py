@@ -21,7 +21,7 @@ MAX_ARRAYS = 10_000
 MAX_OBJECTS = 25_000
 """Objects into which Flower splits a message: two per array, and one per 5 MB."""
 MAX_INDEX_BYTES = 8 * 2**20
-"""Size of JSON that describes arrays: what is read of it takes twenty times the memory."""
+"""Most bytes of JSON that describes arrays; once read, it takes twenty times the memory."""
 MAX_OBJECT_BYTES = 32 * 2**20
 """Size of one object: an array travels in pieces of 5 MB."""
 MAX_MODEL_BYTES = 2 * 2**30

@@ -279,7 +279,7 @@ def _from_0_to_255(image: Image.Image, mode: str) -> Image.Image:
         values = np.asarray(image).astype(np.float32)
         if isinstance(clear := image.info.get("transparency"), int):
             values = np.where(values == clear, np.float32(65535), values)
-        # Of a TIFF with more than 8 bits, Pillow returns the stored numbers.
+        # Pillow returns the stored numbers of a TIFF with more than 8 bits.
         tags: Mapping[int, Any] = getattr(image, "tag_v2", {})
         white = 2 ** tags.get(BITS, (16,))[0] - 1
         values = white - values if tags.get(PHOTOMETRIC) == 0 else values

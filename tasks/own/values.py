@@ -30,7 +30,7 @@ LONGEST = 24
 """Characters of a code that an error shows."""
 NUMBER = r"^[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?i:inf|infinity|nan(?:\(.*\))?))$"
 MINUS_BEHIND = ("-", MINUS, ")")
-"""Behind a number below 0, in accounting and in exports of SAP: 5- or (5)."""
+"""What follows a number below 0 in accounting and in SAP exports: 5- or (5)."""
 LIMIT = re.compile(r"^(<=|>=|[<>≤≥])\s*")
 DATE = re.compile(
     r"^(?:\d{4}([-/.])(?:\d{1,2}|[A-Za-z]{3,9})\1\d{1,2}"

@@ -163,7 +163,7 @@ def repeated_in_columns(
     names = [name for name, n in times.items() if n == 1 and in_nfc(name) not in skipped]
     plain = written.bare()
     names = [name for name in names if in_nfc(name) not in inputs or _is_named(name)]
-    # Texts of all rows take much more memory than the file: most columns are ruled out before.
+    # Texts of all rows take much more memory than the file, so most columns are ruled out first.
     starts = files.beginnings(place, [in_nfc(name) for name in names], plain) if names else []
     names = [
         name

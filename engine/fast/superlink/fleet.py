@@ -31,7 +31,7 @@ class Fleet(Carrying, Limited):
         return self.state_factory.state()
 
     def PushMessages(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """Announce a reply; one whose header contains what belongs into objects is not read."""
+        """Announce a reply; one with a large header is refused unread."""
         ids = sum(tree.ByteSize() for tree in request.message_object_trees)
         if request.ByteSize() - ids > ANNOUNCED_BYTES:
             raise refused(f"the header of a reply has at most {ANNOUNCED_BYTES:,} bytes.")
