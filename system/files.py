@@ -19,8 +19,10 @@ from pathlib import Path
 LOCK = "lock"
 UNKNOWN = 0
 """In place of a process id: some process may hold the lock."""
-LOOK_S, GLANCE_S = 0.1, 1.0
-"""Seconds between two attempts to take a lock; until ``held_by`` in another process has ended."""
+LOOK_S = 0.1
+"""Seconds between two attempts to take a lock."""
+GLANCE_S = 1.0
+"""More seconds than ``held_by`` holds a lock."""
 LEFT_BEHIND_S = 3600
 """Seconds after which an unfinished file is nobody's."""
 
@@ -194,7 +196,7 @@ def explained(error: OSError) -> str:
 def locked(folder: Path, *, name: str = LOCK, deadline_s: float = GLANCE_S) -> Iterator[None]:
     """Lock an existing folder until the block or the process ends, waiting up to ``deadline_s``.
 
-    The default outlasts a process that only asks who holds the lock (``held_by``).
+    The default is long enough for another process that only calls ``held_by``.
 
     Raises:
         LockedError: another process held the lock for longer.

@@ -22,7 +22,6 @@ from coterie.system.processes import utc_now
 if TYPE_CHECKING:
     from coterie.client.cli.predict import Kept
     from coterie.client.home.watching import Interval, Look
-    from coterie.client.work.answered import Marks
     from coterie.client.work.card import Card
     from coterie.client.work.data import Part
     from coterie.features.watching.drift import Shift
@@ -88,7 +87,7 @@ def watch(
     from coterie.client.home import in_use
     from coterie.client.home.folder import Home
     from coterie.client.home.settings import SettingsError
-    from coterie.client.home.watching import Look
+    from coterie.client.home.watching import Look, plain_marks
     from coterie.client.work.answered import marks_of_columns, marks_of_samples
     from coterie.tasks.options import place_of
 
@@ -121,8 +120,8 @@ def watch(
         samples=len(columns[0].values) if columns else 0,
         columns=tuple(map(asdict, found)),
         warnings=tuple(warnings),
-        rows=_plain(marks_of_columns(columns, persons)) if columns else (),
-        answered=() if part is None else _plain(marks_of_samples(part)),
+        rows=plain_marks(marks_of_columns(columns, persons)) if columns else (),
+        answered=() if part is None else plain_marks(marks_of_samples(part)),
         **measured or {"labelled": 0},
     )
 
@@ -240,10 +239,6 @@ def _columns_of_file(kept: Kept, file: Path, options: Mapping[str, Option]) -> l
         return list(own)
     x = map_nest(torch.as_tensor, kept.task.inputs(file, options).x)
     return list(columns_of(Held(x, ())))
-
-
-def _plain(marks: Marks) -> tuple[tuple[int, int], ...]:
-    return tuple((int(row), int(person)) for row, person in marks)
 
 
 # ---------------------------------------------------------------- the metric

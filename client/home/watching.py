@@ -6,17 +6,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsInt
 
 from coterie.client.home.settings import SettingsError
 from coterie.system.files import make_folder, write_atomically
 
 FOLDER, LAST, SENT = "watching", "last.json", "sent"
-Marks = tuple[tuple[int, int], ...]
-"""A hash and a number of the person of each sample."""
+PlainMarks = tuple[tuple[int, int], ...]
+"""A hash of each sample, and a number of its person."""
 Interval = tuple[float, float, float]
 """A value, and the ends of its 95% interval."""
 
@@ -49,8 +49,8 @@ class Look:
     before: Mapping[str, Interval] | None = None
     worse: bool | None = None
     warnings: tuple[str, ...] = ()
-    rows: Marks = ()
-    answered: Marks = ()
+    rows: PlainMarks = ()
+    answered: PlainMarks = ()
 
 
 def keep(home: Path, look: Look, name: str = LAST) -> None:
@@ -68,7 +68,7 @@ def last_look(home: Path, name: str = LAST) -> Look | None:
     file = home / FOLDER / name
     try:
         found = Look(**json.loads(file.read_text(encoding="utf-8")))
-        rows, answered = _marks(found.rows), _marks(found.answered)
+        rows, answered = plain_marks(found.rows), plain_marks(found.answered)
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:
@@ -84,8 +84,9 @@ def last_look(home: Path, name: str = LAST) -> Look | None:
     )
 
 
-def _marks(plain: Marks) -> Marks:
-    return tuple((int(row), int(person)) for row, person in plain)
+def plain_marks(marks: Iterable[Iterable[SupportsInt]]) -> PlainMarks:
+    """Return marks (n, 2) as whole numbers of Python."""
+    return tuple((int(row), int(person)) for row, person in marks)
 
 
 def looks_sent(home: Path) -> list[Look]:

@@ -104,7 +104,7 @@ def _serve(asked: int, serverapp: Callable[[], None]) -> None:
     with open(asked, encoding="ascii") as lines:
         for line in lines:
             if os.fork() == 0:
-                lines.close()  # or nobody would notice the end of this function's process
+                lines.close()  # only the parent reads: its end must break the executor's pipe
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 sys.argv = json.loads(line)
                 serverapp()

@@ -243,7 +243,7 @@ class Limited(FleetServicer):
         return answer
 
     def _is_of_its_run(self, about: Any) -> bool:
-        """Return whether a reply answers a message of the run that it names, if that goes on.
+        """Return whether a reply answers a message of the run it names, or that run has ended.
 
         With a database, Flower fails on another one, or a time that is not finite, only when the
         run's process asks for it, and deletes the replies of other silos that it asked for as well.

@@ -146,10 +146,10 @@ class SqlStore(Filed, SqlObjectStore):
         return {str(row["object_id"]) for row in found}
 
     def preregister(self, run_id: int, object_tree: ObjectTree) -> list[str]:
-        """Announce objects as in Flower; what was announced as parts of a content is forgotten.
+        """Announce objects as Flower does, after removing parts that were announced of a content.
 
-        A content has none. Flower would refuse every message that names it with others: the reply
-        of another silo that sends the same model, or the model that the run sends next.
+        A content has no parts. Flower refuses a message that names other parts of an object than
+        an earlier one did: another silo's reply with the same model, or the run's next model.
         """
         nodes = inflatable_object.iterate_object_tree(object_tree)
         leaves = [node.object_id for node in nodes if not node.children]
